@@ -56,7 +56,7 @@ async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> 
     await database.ensure(USAGE)
     [usage] = database.tables.group(USAGE).tables
 
-    def add(connection: Connection, _: Any) -> None:
+    def add(connection: Connection) -> None:
         for record in records:
             m = record["metadata"]
             counts = m["requests"], m["input_tokens"], 0, m["output_tokens"], 0, m["total_tokens"]
@@ -74,7 +74,7 @@ async def _store_runs(catalog: SessionCatalog) -> None:
     await database.ensure(RUNS)
     table, now = runs_table(database.tables), database.dialect.now()
 
-    def store(connection: Connection, _: Any) -> None:
+    def store(connection: Connection) -> None:
         for number, case in enumerate(_WAITING):
             pending = [[*call.values(), case["agent"]] for call in _pending(number)]
             values = {

@@ -60,7 +60,6 @@ from .core.rows import check_id_type
 from .core.tables import TableNames
 from .dialects import dialect_of
 from .dialects.urls import check_engine, owner_of, with_transactions
-from .query.queries import Queries
 from .scope import ScopedStore, open_store
 from .types import MetadataLimits, OnClear
 
@@ -335,14 +334,14 @@ class StoredSession(SQLAlchemySession):
         most = resolve_session_limit(limit, self.session_settings)
         messages, window = self._messages, most
 
-        def read(connection: Connection, queries: Queries) -> list[str]:
+        def read(connection: Connection) -> list[str]:
             newest: Any = (
                 select(messages.c.message_data)
                 .where(messages.c.session_id == self.session_id)
                 .order_by(*in_order(messages, newest_first=True))
                 .limit(window)
             )
-            statement, parameters = self._store.question(queries, newest, messages.c.session_id)
+            statement, parameters = self._store.question(newest, messages.c.session_id)
             return list(connection.scalars(statement, parameters))
 
         while True:

@@ -731,7 +731,7 @@ class SessionCatalog:
         check_limit(limit)
         condition = self._store.condition(where)
         return await self._store.database.read(
-            lambda connection, queries: read_counts(connection, queries, key, condition, limit)
+            lambda connection: read_counts(connection, self._store.queries, key, condition, limit)
         )
 
     async def delete_sessions(
@@ -1283,8 +1283,9 @@ class SessionCatalog:
         return await read_sessions(self._store.database, work)
 
     async def _count(self, condition: Condition) -> int:
-        return await self._store.database.read(
-            lambda connection, queries: int(connection.scalars(*queries.count(condition)).one())
+        store = self._store
+        return await store.database.read(
+            lambda connection: int(connection.scalars(*store.queries.count(condition)).one())
         )
 
     def _check_unscoped(self, method: str) -> None:

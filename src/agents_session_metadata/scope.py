@@ -25,7 +25,7 @@ from .query.conditions import equality
 from .query.filters import Where, parse_filter, parse_values
 from .query.logic import EVERYTHING, All, Condition
 from .query.pages import check_limit, read_sessions
-from .query.queries import Queries
+from .query.queries import Queries, queries_of
 from .text import quoted
 from .types import JSONValue, MetadataLimits
 from .values import EncodedValue, encode_metadata, plain, search_key
@@ -68,10 +68,10 @@ class Scope:
                 raise ScopeError(key)
 
 
-class ScopedStore(SessionStore[Queries]):
+class ScopedStore(SessionStore):
     """Sessions by id and by filter, within a scope. An empty scope restricts nothing."""
 
-    def __init__(self, database: Database[Queries], limits: MetadataLimits, scope: Scope) -> None:
+    def __init__(self, database: Database, limits: MetadataLimits, scope: Scope) -> None:
         super().__init__(database, limits)
         self.scope = scope
         self._searched = {key: search_key(value) for key, value in scope.values.items()}
@@ -87,6 +87,10 @@ class ScopedStore(SessionStore[Queries]):
     def is_restricted(self) -> bool:
         """If true, `admits` must be called after each lock."""
         return bool(self.scope)
+
+    @property
+    def queries(self) -> Queries:
+        return queries_of(self.database)
 
     def condition(self, where: Where | None) -> Condition:
         return self.scope.restrict(parse_filter(where))
@@ -118,12 +122,10 @@ class ScopedStore(SessionStore[Queries]):
             encoded = encode_metadata({**metadata, **self.scope.values}, self.limits)
         return encoded
 
-    def question(
-        self, queries: Queries, statement: Any, session_id: Any
-    ) -> tuple[Any, dict[str, Any]]:
+    def question(self, statement: Any, session_id: Any) -> tuple[Any, dict[str, Any]]:
         if not self.scope:
             return statement, {}
-        return queries.where(statement, self.scope.condition, session_id)
+        return self.queries.where(statement, self.scope.condition, session_id)
 
     async def find_sessions(
         self, key_or_filter: str | Where, value: JSONValue = MISSING, limit: int | None = None
@@ -154,7 +156,6 @@ def open_store(
         engine,
         names,
         create_tables=create_tables,
-        queries=Queries,
         guard=guard,
         init_lock=init_lock,
     )

@@ -192,7 +192,7 @@ async def test_a_pooler_that_mixes_up_prepared_statements(database, options):
     await catalog.count_sessions()
     commits = []
 
-    def read(connection, queries):
+    def read(connection):
         commits.append(catalog._store.database.dialect.commits_each(connection))
         if commits == [True]:
             connection.exec_driver_sql("EXECUTE nobody_prepared_this")
@@ -204,7 +204,7 @@ async def test_a_pooler_that_mixes_up_prepared_statements(database, options):
         assert commits == expected
     commits.clear()
 
-    def fail(connection, queries):
+    def fail(connection):
         commits.append(catalog._store.database.dialect.commits_each(connection))
         connection.exec_driver_sql("EXECUTE nobody_prepared_this")
 
@@ -237,7 +237,7 @@ async def test_a_pooler_that_mixes_up_statements_of_several_reads(database):
     began = 0
     all_began = asyncio.Event()
 
-    def read(connection, queries):
+    def read(connection):
         nonlocal began
         if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
             began += 1

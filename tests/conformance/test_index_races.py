@@ -84,11 +84,11 @@ def question(rnd):
 async def walk(database, where, order_by, limit, *, indexed):
     """All pages of an answer, with or without the indexes."""
 
-    def read(connection, queries):
-        reader = Reader(connection, queries)
+    def read(connection):
+        reader = Reader(database, connection)
         if indexed:
             look(database, connection)
-            reader = IndexReader(connection, queries, database)
+            reader = IndexReader(database, connection)
         condition, ordering = parse_filter(where), Ordering.parse(order_by)
         found, position = [], None
         while True:

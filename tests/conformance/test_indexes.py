@@ -37,7 +37,7 @@ async def difference(catalog) -> list:
     database = catalog._store.database
     entries = database.tables.group(ACTIVITY)["_activity"]
 
-    def read(connection, _):
+    def read(connection):
         infos = connection.exec_driver_sql(
             f"SELECT {quoted(connection, 'key')} FROM agent_sessions_metadata_indexes"
             " WHERE state = 1"

@@ -166,7 +166,7 @@ async def test_a_statement_whose_rows_cannot_be_read_does_not_go_on(database: Da
     catalog = SessionCatalog(database.engine(pool_size=1, max_overflow=0), create_tables=True)
     await catalog.set_metadata("chat", {"a": 1})
 
-    def read(connection, _):
+    def read(connection):
         connection.exec_driver_sql(
             "SELECT CAST(x'ff' AS TEXT) FROM agent_sessions, json_each('[1, 2]')"
         )

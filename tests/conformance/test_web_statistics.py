@@ -58,7 +58,7 @@ async def use(catalog, owner: str, day: date, tokens: int, cost: str | None, mod
     [table] = database.tables.group(USAGE).tables
     messages = database.tables.messages
     await database.write(
-        lambda connection, _: add_usage(
+        lambda connection: add_usage(
             connection, table, messages, [entry], session_id=None, owner=owner, day=day
         )
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
@@ -20,7 +19,6 @@ from agents_session_metadata.core.messages import read_history
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
-from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.threads.rows import (
@@ -40,16 +38,14 @@ ENDS = frozenset({"assistant_message", "end_of_turn", "sdk_hidden_context"})
 _PURGED_AT_ONCE = 500
 
 
-async def _read(
-    store: ScopedStore, work: Callable[[Connection, Queries], T | None], *ids: str
-) -> T | None:
+async def _read(store: ScopedStore, work: Callable[[Connection], T | None], *ids: str) -> T | None:
     if any(id_problem(each) is not None for each in ids):
         return None
     await store.database.ensure(THREADS)
     return await store.database.read(work)
 
 
-async def _write(store: ScopedStore, work: Callable[[Connection, Queries], T]) -> T:
+async def _write(store: ScopedStore, work: Callable[[Connection], T]) -> T:
     await store.database.ensure(THREADS)
     return await store.database.write(work)
 
@@ -60,8 +56,8 @@ async def read_items(
     """Returns the items after the one with the id `after`; None if that or the session is gone."""
     rows = ThreadRows(store.database)
 
-    def read(connection: Connection, queries: Queries) -> list[ThreadItem] | None:
-        restrict, position = partial(store.question, queries), None
+    def read(connection: Connection) -> list[ThreadItem] | None:
+        restrict, position = store.question, None
         if after is not None:
             last = rows.read_item(connection, session_id, after, restrict)
             if last is None:
@@ -75,16 +71,14 @@ async def read_items(
             descending=descending,
             restrict=restrict,
         )
-        return found if found or store.sees(connection, queries, session_id) else None
+        return found if found or store.finds(connection, session_id) else None
 
     return await _read(store, read, session_id, *([] if after is None else [after]))
 
 
 async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ThreadItem | None:
-    def read(connection: Connection, queries: Queries) -> ThreadItem | None:
-        return ThreadRows(store.database).read_item(
-            connection, session_id, item_id, partial(store.question, queries)
-        )
+    def read(connection: Connection) -> ThreadItem | None:
+        return ThreadRows(store.database).read_item(connection, session_id, item_id, store.question)
 
     return await _read(store, read, session_id, item_id)
 
@@ -98,7 +92,7 @@ async def write_item(
     """
     rows = ThreadRows(store.database)
 
-    def write(connection: Connection, _: Queries) -> None:
+    def write(connection: Connection) -> None:
         store.require(connection, session_id)
         if rows.read_item(connection, session_id, item_id) is None:
             rows.append_item(connection, session_id, item_id, kind, data)
@@ -127,7 +121,7 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
         return False
     rows = ThreadRows(store.database)
 
-    def run(connection: Connection, queries: Queries) -> bool:
+    def run(connection: Connection) -> bool:
         if not store.lock(connection, session_id):
             return False
         item = rows.read_item(connection, session_id, item_id)
@@ -152,7 +146,7 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
         if newest is not None and newest.position == asked.position:
             first = _message_of(asked, _history(store, connection, session_id))
             if first is not None:
-                rewinding(store, session_id, Cut(before=first))(connection, queries)
+                rewinding(store, session_id, Cut(before=first))(connection)
         return ended
 
     return await _write(store, run)
@@ -208,11 +202,11 @@ async def save_attachment(
     owner = json.dumps(store.scope.values, sort_keys=True)
     given = Attachment(attachment_id, session_id, owner, data)
 
-    def write(connection: Connection, queries: Queries) -> bool:
+    def write(connection: Connection) -> bool:
         if session_id is not None:
             store.require(connection, session_id)
         stored = rows.put_attachment(connection, given)
-        if not _admits(store, connection, queries, stored):
+        if not _admits(store, connection, stored):
             connection.rollback()
             return False
         kept = stored.session_id if session_id is None else session_id
@@ -223,9 +217,9 @@ async def save_attachment(
 
 
 async def read_attachment(store: ScopedStore, attachment_id: str) -> str | None:
-    def read(connection: Connection, queries: Queries) -> str | None:
+    def read(connection: Connection) -> str | None:
         found = ThreadRows(store.database).read_attachment(connection, attachment_id)
-        return found.data if found and _admits(store, connection, queries, found) else None
+        return found.data if found and _admits(store, connection, found) else None
 
     return await _read(store, read, attachment_id)
 
@@ -235,9 +229,9 @@ async def delete_attachment(store: ScopedStore, attachment_id: str) -> None:
         return
     rows = ThreadRows(store.database)
 
-    def write(connection: Connection, queries: Queries) -> None:
+    def write(connection: Connection) -> None:
         found = rows.read_attachment(connection, attachment_id, lock=True)
-        if found is not None and _admits(store, connection, queries, found):
+        if found is not None and _admits(store, connection, found):
             rows.delete_attachments(connection, [attachment_id])
 
     await _write(store, write)
@@ -250,9 +244,7 @@ async def purge_attachments(store: ScopedStore, before: datetime | None) -> list
     after: str | None = ""
     while after is not None:
 
-        def delete(
-            connection: Connection, _: Queries, after: str = after
-        ) -> tuple[list[str], str | None]:
+        def delete(connection: Connection, after: str = after) -> tuple[list[str], str | None]:
             found = rows.lock_unattached(connection, before, after, _PURGED_AT_ONCE)
             own = [each for each in found if _was_saved_in(store, each)]
             if own:
@@ -265,16 +257,14 @@ async def purge_attachments(store: ScopedStore, before: datetime | None) -> list
     return purged
 
 
-def _admits(
-    store: ScopedStore, connection: Connection, queries: Queries, attachment: Attachment
-) -> bool:
+def _admits(store: ScopedStore, connection: Connection, attachment: Attachment) -> bool:
     """Checks the scope of the thread that the attachment was sent in.
 
     An attachment that was not sent belongs to the scope that it was saved in.
     """
     if attachment.session_id is None:
         return _was_saved_in(store, attachment)
-    return store.sees(connection, queries, attachment.session_id)
+    return store.finds(connection, attachment.session_id)
 
 
 def _was_saved_in(store: ScopedStore, attachment: Attachment) -> bool:

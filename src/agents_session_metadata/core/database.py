@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
@@ -38,8 +38,7 @@ from .tables import SessionTables, TableNames, query_tables
 logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Q = TypeVar("Q")
-Work: TypeAlias = Callable[[Connection, Q], T]
+Work: TypeAlias = Callable[[Connection], T]
 
 RETRY_DELAYS = tuple(0.01 * 2**attempt for attempt in range(9))
 """Seconds between attempts, before jitter: ten attempts within about five seconds."""
@@ -93,14 +92,13 @@ class _TablesState:
 
     `pooled` becomes true if a pooler, such as PgBouncer, has run single statements on different
     connections. Within a transaction, it keeps to one. `native_ids` is true if ids in the sessions
-    table sort by code point, and `queries` has the statements for both. `existing` has the names of
-    tables that were seen, and `notes` what features remember of the database, by their names.
+    table sort by code point. `existing` has the names of tables that were seen, and `notes` what
+    features remember of the database, by their names.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
     native_ids: bool = True
     pooled: bool = False
-    queries: dict[bool, Any] = field(default_factory=dict)
     existing: set[str] = field(default_factory=set)
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -110,11 +108,8 @@ _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
 )
 
 
-class Database(Generic[Q]):
-    """`guard` serializes callers that share one connection, and `init_lock` creators of tables.
-
-    `queries` makes the second argument of work from a dialect, tables and `native_ids`.
-    """
+class Database:
+    """`guard` serializes callers that share one connection, and `init_lock` creators of tables."""
 
     def __init__(
         self,
@@ -122,7 +117,6 @@ class Database(Generic[Q]):
         names: TableNames,
         *,
         create_tables: bool,
-        queries: Callable[..., Q],
         guard: Callable[[], AbstractAsyncContextManager[Any]] | None,
         init_lock: Callable[[], threading.Lock],
     ) -> None:
@@ -131,7 +125,6 @@ class Database(Generic[Q]):
         self.create_tables = create_tables
         self.dialect: Dialect = dialect_of(engine.dialect)
         self.tables: SessionTables = query_tables(names)
-        self._make_queries = queries
         self._guard = guard
         self._init_lock = init_lock
         of_engine = _states.setdefault(engine.sync_engine, {})
@@ -139,14 +132,14 @@ class Database(Generic[Q]):
 
     # Plain functions that return coroutines: one frame less between a call and its statement.
 
-    def read(self, work: Work[Q, T], *, prepare: bool = True) -> Awaitable[T]:
+    def read(self, work: Work[T], *, prepare: bool = True) -> Awaitable[T]:
         return self.retry(partial(self._spawn, work, self._begin_read), prepare=prepare)
 
-    async def read_used(self, group: str, work: Work[Q, T], unused: T) -> T:
+    async def read_used(self, group: str, work: Work[T], unused: T) -> T:
         """Reads what a feature has stored. Returns `unused` if its tables were never created."""
 
-        def read(connection: Connection, queries: Q) -> T:
-            return work(connection, queries) if self.has_tables(connection, group) else unused
+        def read(connection: Connection) -> T:
+            return work(connection) if self.has_tables(connection, group) else unused
 
         try:
             return await self.read(read)
@@ -155,10 +148,10 @@ class Database(Generic[Q]):
                 raise
             return unused  # Nothing of this package was ever used.
 
-    def read_snapshot(self, work: Work[Q, T]) -> Awaitable[T]:
+    def read_snapshot(self, work: Work[T]) -> Awaitable[T]:
         return self.retry(partial(self._spawn, work, self.dialect.begin_snapshot))
 
-    def write(self, work: Work[Q, T], *, prepare: bool = True) -> Awaitable[T]:
+    def write(self, work: Work[T], *, prepare: bool = True) -> Awaitable[T]:
         """Runs work as one transaction, which finishes even if the caller is cancelled.
 
         Work that calls `connection.rollback()` last has written nothing.
@@ -166,10 +159,14 @@ class Database(Generic[Q]):
         operation = partial(self._spawn, work, self._begin_write, commits=True)
         return settle(self.retry(operation, prepare=prepare))
 
-    def write_one(self, statement: Work[Q, T]) -> Awaitable[T]:
+    def write_one(self, statement: Work[T]) -> Awaitable[T]:
         """Runs one statement, where that is faster without a transaction around it."""
         begin = self._begin_read if self.dialect.autocommit_reads else self._begin_write
         return settle(self.retry(partial(self._spawn, statement, begin, commits=True)))
+
+    @property
+    def native_ids(self) -> bool:
+        return self._state.native_ids
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -230,9 +227,8 @@ class Database(Generic[Q]):
             self._state.existing = existing_names(connection, self.tables)
         return {group for group in names if names[group] <= self._state.existing}
 
-    def look(self, work: Callable[[Connection], T]) -> Awaitable[T]:
-        operation = partial(self._spawn, lambda connection, _: work(connection), _begin_nothing)
-        return self.retry(operation, prepare=False)
+    def look(self, work: Work[T]) -> Awaitable[T]:
+        return self.retry(partial(self._spawn, work, _begin_nothing), prepare=False)
 
     async def _explain(self, error: DBAPIError) -> None:
         """Raises `TablesMissingError` if the SDK's tables are missing, which explains an error."""
@@ -240,7 +236,7 @@ class Database(Generic[Q]):
         if not is_explained or error.connection_invalidated or self.dialect.is_transient(error):
             return
 
-        def find(connection: Connection, _: Q) -> list[str]:
+        def find(connection: Connection) -> list[str]:
             existing = existing_names(connection, self.tables)
             return [name for name in self.names[:2] if name not in existing]
 
@@ -263,7 +259,7 @@ class Database(Generic[Q]):
         return False
 
     async def _prepare(self, group: str) -> None:
-        def prepare(connection: Connection, _: Q) -> None:
+        def prepare(connection: Connection) -> None:
             existing = existing_names(connection, self.tables)
             missing = missing_names(connection, self.tables.group(group), existing)
             if lost_sessions(connection, self.tables, existing):
@@ -312,7 +308,7 @@ class Database(Generic[Q]):
             connection.execution_options(isolation_level=level)
 
     def _spawn(
-        self, work: Work[Q, T], begin: Callable[[Connection], None], *, commits: bool = False
+        self, work: Work[T], begin: Callable[[Connection], None], *, commits: bool = False
     ) -> Awaitable[T]:
         # One hop into SQLAlchemy's greenlet for connecting, working and closing.
         spawned: Awaitable[T] = greenlet_spawn(self._transact, work, begin, commits)
@@ -324,27 +320,20 @@ class Database(Generic[Q]):
             # A cancelled caller's rollback must not run on when the next one has the connection.
             return await settle(spawned)
 
-    def _transact(self, work: Work[Q, T], begin: Callable[[Connection], None], commits: bool) -> T:
+    def _transact(self, work: Work[T], begin: Callable[[Connection], None], commits: bool) -> T:
         with self.dialect.connect(self.engine.sync_engine) as connection:
             # Between two transactions, a pooler can change the server connection.
             if self._state.pooled and self.dialect.commits_each(connection):
                 connection.execution_options(isolation_level=self.dialect.write_isolation)
             self.dialect.check_connection(connection)
             begin(connection)
-            result = work(connection, self._queries())
+            result = work(connection)
             if commits:
                 is_written = connection.in_transaction()
                 connection.commit()
                 if is_written:
                     log_committed(connection)
             return result
-
-    def _queries(self) -> Q:
-        native, known = self._state.native_ids, self._state.queries
-        if native not in known:
-            known[native] = self._make_queries(self.dialect, self.tables, native_ids=native)
-        queries: Q = known[native]
-        return queries
 
 
 def _begin_nothing(connection: Connection) -> None:

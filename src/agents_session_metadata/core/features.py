@@ -66,13 +66,13 @@ class IndexKind(ABC):
 
 
 async def fill_in_steps(
-    database: Database[Any], kind: IndexKind, progress: Callable[[int], object] | None
+    database: Database, kind: IndexKind, progress: Callable[[int], object] | None
 ) -> int:
     """Fills an index in short transactions. Returns how much it has read."""
     passed, after, more = 0, None, True
     while more:
         step = after
-        found, after = await database.write(lambda connection, _: kind.fill(connection, step))  # noqa: B023
+        found, after = await database.write(lambda connection: kind.fill(connection, step))  # noqa: B023
         passed, more = passed + found, after is not None
         if found and progress is not None:
             progress(passed)
@@ -112,21 +112,21 @@ class Feature:
     name: str
     suffixes: tuple[str, ...]
     define: Callable[[MetaData, TableGroup, tuple[str, ...], ColumnTypes], TableGroup]
-    hold: Callable[[Database[Any], Connection, str], Exception | None] | None = None
-    give_up: Callable[[Database[Any], Connection, str], None] | None = None
-    end: Callable[[Database[Any], Connection, str], None] | None = None
+    hold: Callable[[Database, Connection, str], Exception | None] | None = None
+    give_up: Callable[[Database, Connection, str], None] | None = None
+    end: Callable[[Database, Connection, str], None] | None = None
     spared: Callable[[timedelta], Any] | None = None
-    fork: Callable[[Database[Any], Connection, str, str, Sequence[int] | None], None] | None = None
+    fork: Callable[[Database, Connection, str, str, Sequence[int] | None], None] | None = None
     field: str | None = None
-    export: Callable[[Database[Any], Connection, Sequence[str]], Mapping[str, Any]] | None = None
+    export: Callable[[Database, Connection, Sequence[str]], Mapping[str, Any]] | None = None
     parse: Callable[[Any, Callable[..., Any]], Any] | None = None
-    load: Callable[[Database[Any], Connection, Mapping[str, Any]], None] | None = None
-    count: Callable[[Database[Any], Connection, Any, Any], dict[str, int]] | None = None
-    insert_items: Callable[[Database[Any], Connection, str, Sequence[str]], bool] | None = None
-    added: Callable[[Database[Any], Connection, Sequence[str]], None] | None = None
-    learn: Callable[[Database[Any], Connection], object] | None = None
-    reader: Callable[[Database[Any], Connection, Any], Any] | None = None
-    indexes: tuple[tuple[str, Callable[[Database[Any]], IndexKind]], ...] = ()
+    load: Callable[[Database, Connection, Mapping[str, Any]], None] | None = None
+    count: Callable[[Database, Connection, Any], dict[str, int]] | None = None
+    insert_items: Callable[[Database, Connection, str, Sequence[str]], bool] | None = None
+    added: Callable[[Database, Connection, Sequence[str]], None] | None = None
+    learn: Callable[[Database, Connection], object] | None = None
+    reader: Callable[[Database, Connection], Any] | None = None
+    indexes: tuple[tuple[str, Callable[[Database], IndexKind]], ...] = ()
 
     def names(self, metadata_table: str) -> tuple[str, ...]:
         return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)
@@ -141,13 +141,13 @@ def features() -> tuple[Feature, ...]:
     )
 
 
-def in_use(database: Database[Any], connection: Connection) -> Iterator[Feature]:
+def in_use(database: Database, connection: Connection) -> Iterator[Feature]:
     # One look, for all that nobody has used yet.
     used = database.having_tables(connection, [feature.name for feature in features()])
     yield from (feature for feature in features() if feature.name in used)
 
 
-def hold(database: Database[Any], connection: Connection, session_id: str) -> Exception | None:
+def hold(database: Database, connection: Connection, session_id: str) -> Exception | None:
     for feature in in_use(database, connection):
         problem = feature.hold and feature.hold(database, connection, session_id)
         if problem:
@@ -155,7 +155,7 @@ def hold(database: Database[Any], connection: Connection, session_id: str) -> Ex
     return None
 
 
-def prepare_change(database: Database[Any], connection: Connection, session_id: str) -> None:
+def prepare_change(database: Database, connection: Connection, session_id: str) -> None:
     """Raises if the history of a locked session must not change now."""
     problem = hold(database, connection, session_id)
     if problem is not None:
@@ -165,7 +165,7 @@ def prepare_change(database: Database[Any], connection: Connection, session_id: 
             feature.give_up(database, connection, session_id)
 
 
-def end_history(database: Database[Any], connection: Connection, session_id: str) -> None:
+def end_history(database: Database, connection: Connection, session_id: str) -> None:
     for feature in in_use(database, connection):
         if feature.end is not None:
             feature.end(database, connection, session_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, get_args
 
 from sqlalchemy import Connection
 
@@ -29,16 +29,14 @@ from .definitions import CORE
 from .features import features
 from .rows import Claim, Rows, check_id, decoded, id_problem, session_rows, storable_keys
 
-Q = TypeVar("Q")
 
-
-class SessionStore(Generic[Q]):
+class SessionStore:
     """Metadata by session id. A subclass can restrict it by `admits`, called after each lock."""
 
     fixed: Mapping[str, EncodedValue] = {}
     """Values that every new session gets, and that cannot be deleted."""
 
-    def __init__(self, database: Database[Q], limits: MetadataLimits) -> None:
+    def __init__(self, database: Database, limits: MetadataLimits) -> None:
         if not isinstance(limits, MetadataLimits):
             raise TypeError(f"metadata_limits must be MetadataLimits, got {type(limits).__name__}")
         self.database = database
@@ -62,9 +60,8 @@ class SessionStore(Generic[Q]):
 
     def question(
         self,
-        queries: Q,  # noqa: ARG002  # nothing is added
         statement: Any,
-        session_id: Any,  # noqa: ARG002
+        session_id: Any,  # noqa: ARG002  # nothing is added
     ) -> tuple[Any, dict[str, Any]]:
         """Restricts a statement by the column `session_id`; returns it and its new parameters."""
         return statement, {}
@@ -80,8 +77,8 @@ class SessionStore(Generic[Q]):
         if id_problem(session_id) is None and wanted != []:
             own_id = self.database.tables.metadata.c.session_id
 
-            def read(connection: Connection, queries: Q) -> Metadata:
-                statement, parameters = self.question(queries, self.rows.reading(wanted), own_id)
+            def read(connection: Connection) -> Metadata:
+                statement, parameters = self.question(self.rows.reading(wanted), own_id)
                 parameters["of_session"] = session_id
                 return decoded(session_id, connection.execute(statement, parameters), wanted)
 
@@ -99,7 +96,7 @@ class SessionStore(Generic[Q]):
                 raise SessionNotFoundError(session_id)
             return
 
-        def write(connection: Connection, _: Q) -> None:
+        def write(connection: Connection) -> None:
             read, create = self.rows.before_upsert, not must_exist
             found = self.rows.claim(connection, session_id, read, create=create)
             claim = self._admitted(connection, session_id, found)
@@ -120,7 +117,7 @@ class SessionStore(Generic[Q]):
         check_id(session_id)
         self.check_written(encoded, removed)
 
-        def write(connection: Connection, _: Q) -> None:
+        def write(connection: Connection) -> None:
             found = self.rows.claim(connection, session_id, self.rows.lists, create=False)
             claim = self._admitted(connection, session_id, found)
             gone = sorted(claim.stored.keys() & set(removed))
@@ -147,7 +144,7 @@ class SessionStore(Generic[Q]):
         """
         check_id(session_id)
         return await self.database.write(
-            lambda connection, _: self.edit_locked(
+            lambda connection: self.edit_locked(
                 connection, session_id, change, must_exist=must_exist, also=also
             )
         )
@@ -158,7 +155,7 @@ class SessionStore(Generic[Q]):
         if id_problem(session_id) is not None or wanted == []:
             return 0
 
-        def write(connection: Connection, _: Q) -> int:
+        def write(connection: Connection) -> int:
             claim = self.rows.claim(connection, session_id, self.rows.lists, create=False)
             if claim is None:
                 return 0
@@ -177,26 +174,24 @@ class SessionStore(Generic[Q]):
         """Returns whether the id was free. `encoded` comes from `encode_new`."""
         check_id(session_id)
         return await self.database.write(
-            lambda connection, _: self.create_locked(connection, session_id, encoded)
+            lambda connection: self.create_locked(connection, session_id, encoded)
         )
 
     async def delete(self, session_id: str) -> bool:
         return await self.database.write(
-            lambda connection, _: self.delete_locked(connection, session_id)
+            lambda connection: self.delete_locked(connection, session_id)
         )
 
     async def exists(self, session_id: str) -> bool:
         if id_problem(session_id) is not None:
             return False
-        return await self.database.read(
-            lambda connection, queries: self.sees(connection, queries, session_id)
-        )
+        return await self.database.read(lambda connection: self.finds(connection, session_id))
 
     # ---- parts of transactions ----
 
-    def sees(self, connection: Connection, queries: Q, session_id: str) -> bool:
+    def finds(self, connection: Connection, session_id: str) -> bool:
         own_id = self.database.tables.sessions.c.session_id
-        statement, parameters = self.question(queries, self.rows.looking, own_id)
+        statement, parameters = self.question(self.rows.looking, own_id)
         parameters["of_session"] = session_id
         return connection.execute(statement, parameters).first() is not None
 

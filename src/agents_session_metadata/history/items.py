@@ -29,7 +29,6 @@ from agents_session_metadata.core.messages import (
 from agents_session_metadata.core.rows import check_id, check_id_type
 from agents_session_metadata.errors import SessionExistsError
 from agents_session_metadata.query.ordering import seal, unseal
-from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage, JSONValue
 from agents_session_metadata.values import is_text
@@ -40,18 +39,19 @@ T = TypeVar("T")
 
 
 class _History:
-    """The items of a session, on one connection. Without `queries`, the session must be locked."""
+    """The items of a session, which must be locked unless the scope is checked."""
 
     def __init__(
         self,
         store: ScopedStore,
         session_id: str,
         connection: Connection,
-        queries: Queries | None = None,
+        *,
+        checks_scope: bool = False,
     ) -> None:
         self._tables, self._dialect = store.database.tables, store.database.dialect
         self._where = connection, self._tables, self._dialect, session_id
-        self._restrict = everywhere if queries is None else partial(store.question, queries)
+        self._restrict = store.question if checks_scope else everywhere
 
     def page(
         self, after: ItemPosition | None, limit: int, *, newest_first: bool
@@ -93,8 +93,8 @@ async def _read(store: ScopedStore, session_id: str, work: Callable[[_History], 
     if not is_text(session_id):
         return None
 
-    def read(connection: Connection, queries: Queries) -> T:
-        return work(_History(store, session_id, connection, queries))
+    def read(connection: Connection) -> T:
+        return work(_History(store, session_id, connection, checks_scope=True))
 
     return await store.database.read(read, prepare=store.is_restricted)
 
@@ -201,13 +201,13 @@ async def read_found(
 ) -> dict[tuple[str, int], ItemInfo]:
     """Reads items of several sessions, by the ids of sessions and items, within the scope."""
 
-    def read(connection: Connection, queries: Queries) -> dict[tuple[str, int], ItemInfo]:
+    def read(connection: Connection) -> dict[tuple[str, int], ItemInfo]:
         found = {}
         for session_id in sorted({session_id for session_id, _ in wanted}):
             ids = [item_id for each, item_id in wanted if each == session_id]
             where = connection, store.database.tables, store.database.dialect, session_id
             condition = store.database.tables.messages.c.id.in_(ids)
-            for info, _ in find_items(*where, condition, partial(store.question, queries)):
+            for info, _ in find_items(*where, condition, store.question):
                 found[session_id, info.item_id] = info
         return found
 
@@ -217,7 +217,7 @@ async def read_found(
 async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
     """Does not change `updated_at`, like `pop_item`."""
 
-    def delete(connection: Connection, _: Any) -> bool:
+    def delete(connection: Connection) -> bool:
         store.require(connection, session_id)
         found = _History(store, session_id, connection).find(wanted)
         if found is not None:
@@ -229,13 +229,13 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
 
 def appending(
     store: ScopedStore, session_id: str, texts: Sequence[str], known: Wanted | None = None
-) -> Callable[[Connection, Any], list[ItemInfo]]:
+) -> Callable[[Connection], list[ItemInfo]]:
     """Returns work that appends items and returns them as stored. The session must exist.
 
     It raises `ItemExistsError` if the history has an item that `known` finds.
     """
 
-    def append(connection: Connection, _: Any) -> list[ItemInfo]:
+    def append(connection: Connection) -> list[ItemInfo]:
         lock_to_change(store, connection, session_id)
         found = known and _History(store, session_id, connection).find(known)
         if found:
@@ -255,7 +255,7 @@ async def create_with_items(
     check_id(session_id)
     encoded = store.encode_new(metadata)
 
-    def create(connection: Connection, _: Any) -> None:
+    def create(connection: Connection) -> None:
         if not store.create_locked(connection, session_id, encoded):
             raise SessionExistsError(session_id)
         if texts:

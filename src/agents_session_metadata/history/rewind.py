@@ -20,7 +20,6 @@ from agents_session_metadata.core.messages import (
 )
 from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.errors import SessionChangedError
-from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo
 
@@ -94,10 +93,10 @@ def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) 
 
 def rewinding(
     store: ScopedStore, session_id: str, cut: Cut
-) -> Callable[[Connection, Queries], list[ItemInfo]]:
+) -> Callable[[Connection], list[ItemInfo]]:
     """Returns work that removes the end of a history, and returns it, oldest first."""
 
-    def rewind(connection: Connection, _: Queries) -> list[ItemInfo]:
+    def rewind(connection: Connection) -> list[ItemInfo]:
         lock_to_change(store, connection, session_id)
         database = store.database
         history = read_history(connection, database.tables, database.dialect, session_id)

@@ -272,8 +272,8 @@ class Call:
         texts, known = self._texts(self.body.items)
         append = appending(store, self.session_id, texts, known)
 
-        def work(connection: Connection, queries: Any) -> str:
-            added = append(connection, queries)
+        def work(connection: Connection) -> str:
+            added = append(connection)
             return json.dumps(_list([shown_item(info) for info in added]))
 
         if self.key is None:

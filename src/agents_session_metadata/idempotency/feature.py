@@ -10,7 +10,7 @@ A row is deleted with its session, and is neither copied nor exported.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import (
     BigInteger,
@@ -72,7 +72,7 @@ async def once(
     session_id: str,
     key: str,
     request_hash: str,
-    work: Callable[[Connection, Any], str],
+    work: Callable[[Connection], str],
 ) -> str:
     """Runs work that writes to a session, unless the key is known; returns its answer.
 
@@ -85,14 +85,14 @@ async def once(
     [table] = database.tables.group(IDEMPOTENCY).tables
     now = database.dialect.now()
 
-    def run(connection: Connection, queries: Any) -> str:
+    def run(connection: Connection) -> str:
         store.require(connection, session_id)
         own = table.c.session_id == session_id
         connection.execute(delete(table).where(own, table.c.answered_at < now - _KEPT))
         known = select(table.c.request_hash, table.c.answer).where(own, table.c.request_key == key)
         found = connection.execute(known).first()
         if found is None:
-            answer = work(connection, queries)
+            answer = work(connection)
             row = {"session_id": session_id, "request_key": key, "request_hash": request_hash}
             connection.execute(insert(table).values(**row, answer=answer, answered_at=now))
             return answer

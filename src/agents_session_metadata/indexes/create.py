@@ -49,7 +49,7 @@ def check_index_key(key: object) -> str:
     raise InvalidMetadataError(f"{problem}; {UPDATED_AT} indexes all sessions", key=key)
 
 
-async def create_index(database: Database[Any], key: str, progress: Progress | None = None) -> bool:
+async def create_index(database: Database, key: str, progress: Progress | None = None) -> bool:
     """Creates an index, or continues an incomplete one. Returns False if it was complete."""
     if key == UPDATED_AT:
         created = await _change_sdk_index(database, exists=True)
@@ -64,7 +64,7 @@ async def create_index(database: Database[Any], key: str, progress: Progress | N
     try:
         token, done = await database.write(index.begin)
         if token is not None:
-            await database.write(lambda connection, _: kind.prepare(connection))
+            await database.write(kind.prepare)
     except DBAPIError as error:
         if database.dialect.refuses_triggers(error):
             raise TriggersNotAllowedError from error
@@ -80,10 +80,10 @@ async def create_index(database: Database[Any], key: str, progress: Progress | N
     return created
 
 
-async def drop_index(database: Database[Any], key: str) -> bool:
+async def drop_index(database: Database, key: str) -> bool:
     if key == UPDATED_AT:
         return await _change_sdk_index(database, exists=False)
-    if not await database.read(lambda connection, _: database.has_tables(connection, ACTIVITY)):
+    if not await database.read(lambda connection: database.has_tables(connection, ACTIVITY)):
         return False
     index = _Index(database, key)
     token = await database.write(index.leave)
@@ -95,7 +95,7 @@ async def drop_index(database: Database[Any], key: str) -> bool:
     return token is not None
 
 
-async def list_indexes(database: Database[Any], *, count: bool = False) -> list[IndexInfo]:
+async def list_indexes(database: Database, *, count: bool = False) -> list[IndexInfo]:
     def read(connection: Connection) -> list[IndexInfo]:
         found = []
         if _sdk_index(database).exists(connection):
@@ -114,28 +114,28 @@ async def list_indexes(database: Database[Any], *, count: bool = False) -> list[
     return await database.look(read)
 
 
-def _kinds() -> dict[str, Callable[[Database[Any]], IndexKind]]:
+def _kinds() -> dict[str, Callable[[Database], IndexKind]]:
     return {key: kind for feature in features() for key, kind in feature.indexes}
 
 
 # ---- the index of all sessions: an SQL index on the SDK's table ----
 
 
-def _sdk_index(database: Database[Any]) -> SDKIndex:
+def _sdk_index(database: Database) -> SDKIndex:
     # InnoDB adds the primary key by itself. PostgreSQL has no room for the longest ids.
     more = ["session_id"] if database.dialect.indexes_ids else []
     return SDKIndex(database.tables.sessions, "_updated_at_idx", ["updated_at", *more])
 
 
-def _count(database: Database[Any], connection: Connection) -> int:
+def _count(database: Database, connection: Connection) -> int:
     return connection.scalar(select(func.count()).select_from(database.tables.sessions)) or 0
 
 
-async def _change_sdk_index(database: Database[Any], *, exists: bool) -> bool:
+async def _change_sdk_index(database: Database, *, exists: bool) -> bool:
     """Creates or drops the index. Returns whether that was necessary."""
     index = _sdk_index(database)
     try:
-        return await database.write(lambda connection, _: index.change(connection, exists=exists))
+        return await database.write(lambda connection: index.change(connection, exists=exists))
     except DBAPIError:
         # Another process may have done it.
         if await database.look(index.exists) != exists:
@@ -149,7 +149,7 @@ async def _change_sdk_index(database: Database[Any], *, exists: bool) -> bool:
 class _Index:
     """The state of one index. Each method is work for one transaction."""
 
-    def __init__(self, database: Database[Any], key: str) -> None:
+    def __init__(self, database: Database, key: str) -> None:
         kind = _kinds().get(key)
         self.kind = KeyIndex(database, key) if kind is None else kind(database)
         self._key = key
@@ -157,7 +157,7 @@ class _Index:
         self._states = database.tables.group(ACTIVITY)["_indexes"]
         self._own = self._states.c.key == key
 
-    def begin(self, connection: Connection, _: object) -> tuple[str | None, int | None]:
+    def begin(self, connection: Connection) -> tuple[str | None, int | None]:
         """Announces the index.
 
         Returns a token with which to prepare, fill and finish it; or the number of sessions if all
@@ -184,7 +184,7 @@ class _Index:
         self.finish(connection, token=token)
         return None, done
 
-    def finish(self, connection: Connection, _: object = None, *, token: str) -> bool:
+    def finish(self, connection: Connection, *, token: str) -> bool:
         """Declares the index complete, if it still has the token."""
         row = self._lock(connection)
         if row is None or (row.token, row.state) != (token, FILLING):
@@ -192,7 +192,7 @@ class _Index:
         connection.execute(update(self._states).where(self._own).values(state=COMPLETE))
         return True
 
-    def leave(self, connection: Connection, _: object) -> str | None:
+    def leave(self, connection: Connection) -> str | None:
         """Announces that the index is dropped. Returns the token, or None if there was no index."""
         alone = self._dialect.lock_tables(connection, [self._states])
         if self._lock(connection) is None:
@@ -203,7 +203,7 @@ class _Index:
         self.kind.leave(connection, alone=alone)
         return token
 
-    def empty_step(self, connection: Connection, _: object, *, token: str | None) -> bool:
+    def empty_step(self, connection: Connection, *, token: str | None) -> bool:
         """Deletes some of a dropped index. Returns True if there can be more."""
         column, own = self.kind.rows
         some = list(connection.scalars(select(column).where(own).distinct().limit(_AT_ONCE)))

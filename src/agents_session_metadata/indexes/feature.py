@@ -12,10 +12,10 @@ from agents_session_metadata.core.features import Feature
 from .tables import ACTIVITY, define, look
 
 
-def _reader(database: Database[Any], connection: Connection, queries: Any) -> Any:
+def _reader(database: Database, connection: Connection) -> Any:
     from .walks import IndexReader
 
-    return IndexReader(connection, queries, database)
+    return IndexReader(database, connection)
 
 
 FEATURE = Feature(ACTIVITY, ("_indexes", "_activity"), define, learn=look, reader=_reader)

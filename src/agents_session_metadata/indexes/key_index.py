@@ -23,7 +23,7 @@ class KeyIndex(IndexKind):
     the table. Elsewhere, a trigger waits for whoever announces an index, or is waited for.
     """
 
-    def __init__(self, database: Database[Any], key: str) -> None:
+    def __init__(self, database: Database, key: str) -> None:
         self._key = key
         self._dialect = database.dialect
         self._tables = database.tables

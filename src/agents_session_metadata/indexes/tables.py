@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import Column, Connection, Index, Integer, MetaData, select
 
 from agents_session_metadata.core.database import Database
@@ -68,7 +66,7 @@ def define(
     return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup(core.tables, entries))
 
 
-def look(database: Database[Any], connection: Connection) -> None:
+def look(database: Database, connection: Connection) -> None:
     """Reads which indexes are complete. Another process may have created or dropped some."""
     if database.has_tables(connection, ACTIVITY):
         indexes = database.tables.group(ACTIVITY)["_indexes"]

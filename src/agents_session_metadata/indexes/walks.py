@@ -28,7 +28,6 @@ from agents_session_metadata.query.details import NOTHING_ELSE, Details
 from agents_session_metadata.query.logic import All, Condition
 from agents_session_metadata.query.ordering import Ordering, Position
 from agents_session_metadata.query.pages import Found, Reader, collected
-from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.query.statements import (
     NAME,
     Builder,
@@ -151,7 +150,7 @@ class IndexReader(Reader):
     given, the reader looks again.
     """
 
-    database: Database[Queries]
+    database: Database
 
     def page(self, condition: Condition, ordering: Ordering, **wanted: Any) -> list[Found]:
         if ordering.time != "updated_at" or ordering.key is not None:

@@ -22,7 +22,7 @@ from .conditions import IdIn
 from .details import NOTHING_ELSE, Details, preview_of
 from .logic import Condition
 from .ordering import WALK, Ordering, Position
-from .queries import Queries
+from .queries import Queries, queries_of
 from .statements import MISSING
 
 T = TypeVar("T")
@@ -60,8 +60,12 @@ class Found(NamedTuple):
 class Reader:
     """Reads sessions by statements that use no index of a feature."""
 
+    database: Database
     connection: Connection
-    queries: Queries
+
+    @property
+    def queries(self) -> Queries:
+        return queries_of(self.database)
 
     def page(
         self,
@@ -118,19 +122,14 @@ class Reader:
         return list(self.connection.scalars(*self.queries.find(condition, limit)))
 
 
-async def read_sessions(database: Database[Queries], work: Callable[[Reader], T]) -> T:
+async def read_sessions(database: Database, work: Callable[[Reader], T]) -> T:
     """Runs work that reads sessions, with the indexes that can serve it."""
 
-    def read(connection: Connection, queries: Queries) -> T:
+    def read(connection: Connection) -> T:
         makers = (feature.reader for feature in features() if feature.reader is not None)
-        reader: Reader = next(makers, _plain_reader)(database, connection, queries)
-        return work(reader)
+        return work(next(makers, Reader)(database, connection))
 
     return await database.read(read)
-
-
-def _plain_reader(_: Database[Queries], connection: Connection, queries: Queries) -> Reader:
-    return Reader(connection, queries)
 
 
 def read_counts(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, Table
 
+from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 
@@ -29,9 +31,11 @@ class Query(NamedTuple):
 
 
 class Queries:
+    """Use `queries_of`, which makes one per set of tables, dialect and `native_ids`."""
+
     _CACHED = 1000
 
-    def __init__(self, dialect: Dialect, tables: SessionTables, *, native_ids: bool) -> None:
+    def __init__(self, dialect: Dialect, tables: SessionTables, native_ids: bool) -> None:
         self.dialect = dialect
         self.tables = tables
         self._context = Context(dialect, tables, native_ids)
@@ -163,3 +167,11 @@ class Queries:
             if len(self._statements) >= self._CACHED:
                 del self._statements[next(iter(self._statements))]
             self._statements[shape] = built
+
+
+_cached = lru_cache(maxsize=256)(Queries)
+
+
+def queries_of(database: Database) -> Queries:
+    """Must be called after the tables were checked, as by all work of the database."""
+    return _cached(database.dialect, database.tables, database.native_ids)

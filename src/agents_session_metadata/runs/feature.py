@@ -187,7 +187,7 @@ class NotAtWork(Condition):
         return ["not_at_work", self.age // timedelta(microseconds=1)]
 
 
-def _hold(database: Database[Any], connection: Connection, session_id: str) -> Exception | None:
+def _hold(database: Database, connection: Connection, session_id: str) -> Exception | None:
     runs = runs_table(database.tables)
     status = connection.scalar(select(runs.c.status).where(runs.c.session_id == session_id))
     if status == WAITING:
@@ -195,7 +195,7 @@ def _hold(database: Database[Any], connection: Connection, session_id: str) -> E
     return SessionBusyError(session_id) if status == RUNNING else None
 
 
-def _end(database: Database[Any], connection: Connection, session_id: str) -> None:
+def _end(database: Database, connection: Connection, session_id: str) -> None:
     runs, rows = runs_table(database.tables), database.tables.metadata
     connection.execute(delete(runs).where(runs.c.session_id == session_id))
     own = rows.c.session_id == session_id, rows.c.key == RUN
@@ -203,7 +203,7 @@ def _end(database: Database[Any], connection: Connection, session_id: str) -> No
         note(connection, "removed", session_id, [RUN])
 
 
-def give_up(database: Database[Any], connection: Connection, session_id: str) -> None:
+def give_up(database: Database, connection: Connection, session_id: str) -> None:
     """Ends the run of a locked session. Its items stay, except calls without an output."""
     tables = database.tables
     runs = runs_table(tables)

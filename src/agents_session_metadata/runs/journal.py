@@ -144,7 +144,7 @@ class Journal:
             database = self._lease.store.database
             async with self.writing() as insert:
                 write = database.write_one if len(self._pending) == 1 else database.write
-                await write(lambda connection, _: insert(connection))
+                await write(insert)
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Callable[[Connection], None]]:

@@ -254,7 +254,7 @@ class Lease:
                 await asyncio.wait_for(self._ended.wait(), pause)
                 return
             try:
-                await database.write(lambda connection, _: self.fence(connection, self.sql.renew))
+                await database.write(lambda connection: self.fence(connection, self.sql.renew))
             except SessionBusyError:
                 on_loss()
                 return
@@ -268,7 +268,7 @@ class Lease:
         """Ends the run, or this part of it, by a `held` statement. `then` writes what follows."""
         is_found = False
 
-        def write(connection: Connection, _: Any) -> None:
+        def write(connection: Connection) -> None:
             nonlocal is_found
             is_locked = self.store.lock(connection, self.session_id)
             if is_locked and self.holds(connection, statement):
@@ -283,7 +283,7 @@ class Lease:
         """Ends the lease early: the run is interrupted from now on."""
         try:
             await self.store.database.write(
-                lambda connection, _: self.holds(connection, self.sql.stop)
+                lambda connection: self.holds(connection, self.sql.stop)
             )
         except (SQLAlchemyError, OSError):
             shown = quoted(self.session_id)

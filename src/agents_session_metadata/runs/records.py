@@ -16,7 +16,6 @@ from sqlalchemy import Connection, Table, and_, delete, insert, or_, select
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import seal, unseal
-from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 
 from .feature import FAILED, INTERRUPTED, RUNNING, RUNS, WAITING, runs_table, status_of
@@ -245,8 +244,8 @@ async def read_page(
         page = page.where(started <= time, or_(started < time, session_id < last))
     page = page.order_by(started.desc(), session_id.desc()).limit(limit + 1)
 
-    def read(connection: Connection, queries: Queries) -> RunPage:
-        rows: Any = connection.execute(*queries.where(page, condition, session_id)).all()
+    def read(connection: Connection) -> RunPage:
+        rows: Any = connection.execute(*store.queries.where(page, condition, session_id)).all()
         infos = infos_of(connection, database, rows[:limit], encryption)
         if len(rows) <= limit:
             return RunPage(infos, None)
@@ -257,7 +256,7 @@ async def read_page(
 
 
 def infos_of(
-    connection: Connection, database: Database[Any], rows: Sequence[Any], encryption: Encryption
+    connection: Connection, database: Database, rows: Sequence[Any], encryption: Encryption
 ) -> list[RunInfo]:
     waiting = [row.session_id for row in rows if row.status == WAITING]
     decisions = decisions_of(connection, database, waiting) if waiting else {}
@@ -277,7 +276,7 @@ def infos_of(
 
 
 def decisions_of(
-    connection: Connection, database: Database[Any], session_ids: Sequence[str]
+    connection: Connection, database: Database, session_ids: Sequence[str]
 ) -> dict[str, dict[str, Decision]]:
     """Returns the newest decisions since the pauses of runs, by session and call id."""
     table, runs = _decisions(database), runs_table(database.tables)
@@ -292,7 +291,7 @@ def decisions_of(
     return found
 
 
-def _decisions(database: Database[Any]) -> Table:
+def _decisions(database: Database) -> Table:
     return database.tables.group(RUNS)["_run_decisions"]
 
 
@@ -308,7 +307,7 @@ def _loaded(rows: Any) -> list[Decision]:
 
 
 def add_decision(
-    connection: Connection, database: Database[Any], row: Any, call: PendingCall, **values: Any
+    connection: Connection, database: Database, row: Any, call: PendingCall, **values: Any
 ) -> None:
     """`values` has `approve`, `message` and `decided_by`."""
     values |= {"session_id": row.session_id, "run_id": row.run_id}
@@ -327,8 +326,8 @@ async def read_decisions(
     if since is not None:
         statement = statement.where(table.c.decided_at >= _microseconds(since, "since"))
 
-    def read(connection: Connection, queries: Queries) -> list[Decision]:
-        return _loaded(connection.execute(*store.question(queries, statement, table.c.session_id)))
+    def read(connection: Connection) -> list[Decision]:
+        return _loaded(connection.execute(*store.question(statement, table.c.session_id)))
 
     return await store.database.read_used(RUNS, read, [])
 
@@ -337,9 +336,9 @@ async def delete_decisions(store: ScopedStore, before: datetime) -> int:
     table = _decisions(store.database)
     old = delete(table).where(table.c.decided_at < _microseconds(before, "before"))
 
-    def write(connection: Connection, queries: Queries) -> int:
+    def write(connection: Connection) -> int:
         if not store.database.has_tables(connection, RUNS):
             return 0
-        return connection.execute(*store.question(queries, old, table.c.session_id)).rowcount
+        return connection.execute(*store.question(old, table.c.session_id)).rowcount
 
     return await store.database.write(write, prepare=store.is_restricted)

@@ -356,7 +356,7 @@ class SessionRuns:
         claim = partial(self._claim, request, lease)
         while True:
             try:
-                found = await self._database.write(lambda connection, _: claim(connection))
+                found = await self._database.write(claim)
             except asyncio.CancelledError:
                 await lease.release()
                 raise
@@ -376,7 +376,7 @@ class SessionRuns:
             await asyncio.sleep(min(delay * random.uniform(0.5, 1.5), left))  # noqa: S311  # no secret
             delay = min(2 * delay, _LONGEST_POLL)
             if not await self._database.read(
-                lambda connection, _: connection.execute(lease.sql.works, own).first()
+                lambda connection: connection.execute(lease.sql.works, own).first()
             ):
                 return True
         return False
@@ -545,7 +545,7 @@ class SessionRuns:
         if approve and message is not None:
             raise ValueError("message is for calls that are rejected, got one with approve=True")
 
-        def write(connection: Connection, _: Any) -> RunInfo:
+        def write(connection: Connection) -> RunInfo:
             row = lock_run(self._store, connection, session_id)
             if row is None or row.status == FAILED:
                 raise _no_run(session_id)
@@ -589,7 +589,7 @@ class SessionRuns:
         """
         check_id_type(session_id)
 
-        def write(connection: Connection, _: Any) -> bool:
+        def write(connection: Connection) -> bool:
             row = lock_run(self._store, connection, session_id)
             if row is None:
                 return False

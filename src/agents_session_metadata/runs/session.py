@@ -51,7 +51,7 @@ class RunSession(SQLAlchemyMetadataSession):
             return await super().get_items(limit)
         texts = self._journal.base
         if texts is None:
-            rows = await self._store.database.read(lambda connection, _: self._rows(connection))
+            rows = await self._store.database.read(self._rows)
             hidden = self._own(rows)[sum(self._counts) :]
             texts = [row[1] for row in rows if row not in hidden]
         items = await self._items_of(texts)
@@ -139,7 +139,7 @@ class RunSession(SQLAlchemyMetadataSession):
             return deleted, progress, base
 
         async with self._journal.writing() as insert_steps:
-            written = await store.database.write(lambda connection, _: write(connection))
+            written = await store.database.write(write)
             deleted, lease.progress, self._journal.base = written
         return deleted
 

@@ -111,7 +111,7 @@ def _has_virtual_tables(*_: Any, dialect: Any, **__: Any) -> bool:
     return dialect_of(dialect).uses_triggers
 
 
-def look(database: Database[Any], connection: Connection) -> bool:
+def look(database: Database, connection: Connection) -> bool:
     """Returns whether the index exists."""
     state = database.tables.group(TEXT)["_text_state"]
     exists = (
@@ -122,7 +122,7 @@ def look(database: Database[Any], connection: Connection) -> bool:
     return exists
 
 
-def _is_indexed(database: Database[Any], connection: Connection) -> bool:
+def _is_indexed(database: Database, connection: Connection) -> bool:
     """Looks once per process. If another one creates the index later, searches find that out."""
     known: bool | None = database.notes.get(TEXT)
     return look(database, connection) if known is None else known
@@ -141,7 +141,7 @@ def words_of(data: str) -> str:
 
 
 def insert_items(
-    database: Database[Any], connection: Connection, session_id: str, texts: Sequence[str]
+    database: Database, connection: Connection, session_id: str, texts: Sequence[str]
 ) -> bool:
     """Inserts items of a locked session with their words. Returns False if there is no index."""
     if not _is_indexed(database, connection):
@@ -154,7 +154,7 @@ def insert_items(
     return True
 
 
-def add_sessions(database: Database[Any], connection: Connection, ids: Sequence[str]) -> None:
+def add_sessions(database: Database, connection: Connection, ids: Sequence[str]) -> None:
     """Adds the words of sessions whose items were copied or imported."""
     if ids and _is_indexed(database, connection):
         dialect, session_id = database.dialect, database.tables.messages.c.session_id
@@ -165,7 +165,7 @@ def add_sessions(database: Database[Any], connection: Connection, ids: Sequence[
 
 
 def _copy_session(
-    database: Database[Any], connection: Connection, _: str, new_id: str, __: object
+    database: Database, connection: Connection, _: str, new_id: str, __: object
 ) -> None:
     add_sessions(database, connection, [new_id])
 
@@ -178,7 +178,7 @@ class TextIndex(IndexKind):
 
     group: str | None = TEXT
 
-    def __init__(self, database: Database[Any]) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
         self._dialect = database.dialect
         self._messages = database.tables.messages
@@ -276,10 +276,10 @@ class TextIndex(IndexKind):
             connection.exec_driver_sql(each.format(schema=schema, **names))
 
 
-async def fill_met(database: Database[Any], words: Mapping[int, str], *, advances: bool) -> None:
+async def fill_met(database: Database, words: Mapping[int, str], *, advances: bool) -> None:
     """Adds the rows of items that a search has read. It has its answer, so nothing is raised."""
 
-    def fill(connection: Connection, _: Any) -> None:
+    def fill(connection: Connection) -> None:
         index = TextIndex(database)
         # If somebody else fills, the rows may be there already.
         if index.lock(connection, waits=False) is not None:
@@ -294,32 +294,32 @@ async def fill_met(database: Database[Any], words: Mapping[int, str], *, advance
         logger.debug("words of %d items could not be written", len(words), exc_info=True)
 
 
-async def refresh(database: Database[Any], progress: Callable[[int], object] | None = None) -> int:
+async def refresh(database: Database, progress: Callable[[int], object] | None = None) -> int:
     """Adds all missing rows, in short transactions. Returns how many were added."""
-    if not await database.read(lambda connection, _: look(database, connection)):
+    if not await database.read(lambda connection: look(database, connection)):
         raise TablesMissingError((), problem=NO_INDEX)
     done = await fill_in_steps(database, TextIndex(database), progress)
     await _advance(database)
     return done
 
 
-def check_native(database: Database[Any], key: str) -> None:
+def check_native(database: Database, key: str) -> None:
     if key != KEY:
         raise ValueError(f"native is for the index {KEY!r} only, got {quoted(key)}")
     if not database.dialect.text_search.create_native:
         raise UnsupportedDialectError(database.engine.dialect.name, "native=True")
 
 
-async def add_native(database: Database[Any]) -> bool:
-    added = await database.write(lambda connection, _: TextIndex(database).add_native(connection))
+async def add_native(database: Database) -> bool:
+    added = await database.write(lambda connection: TextIndex(database).add_native(connection))
     await _advance(database)
     return added
 
 
-async def _advance(database: Database[Any]) -> None:
+async def _advance(database: Database) -> None:
     # The first step finds the newest item, the second that all up to it have rows.
     for _ in range(2):
-        await database.write(lambda connection, _: TextIndex(database).advance(connection))
+        await database.write(lambda connection: TextIndex(database).advance(connection))
 
 
 FEATURE = Feature(

@@ -267,12 +267,12 @@ async def search(
     cursor: str | None,
     by_session: bool,
 ) -> SearchPage:
-    database: Database[Queries] = store.database
+    database: Database = store.database
     question = ["search", query.encoded(), by_session, condition.encoded()]
     after = None if cursor is None else _decode(cursor, question, database)
 
-    def read(connection: Connection, queries: Queries) -> tuple[Search, list[Found], bool] | None:
-        searching = Search(connection, queries, condition, query, by_session, limit)
+    def read(connection: Connection) -> tuple[Search, list[Found], bool] | None:
+        searching = Search(connection, store.queries, condition, query, by_session, limit)
         found = searching.run(after)
         return found and (searching, *found)
 
@@ -295,6 +295,6 @@ def _encode(position: Position, question: Any) -> str:
     return seal([str(position.time), *position[1:]], question)
 
 
-def _decode(cursor: str, question: Any, database: Database[Queries]) -> Position:
+def _decode(cursor: str, question: Any, database: Database) -> Position:
     time, *place = unseal(cursor, question, str, int, bool, str)
     return Position(database.dialect.stored_time.to_database(time), *place)

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.core.rows import id_problem
+from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Feedback, FeedbackKind
 
@@ -23,7 +24,7 @@ from .rows import THREADS, ThreadItem, ThreadRows, define
 
 
 def _copy(
-    database: Database[Any],
+    database: Database,
     connection: Connection,
     session_id: str,
     new_id: str,
@@ -73,7 +74,7 @@ def _with_ends(items: list[ThreadItem], end: Callable[[int], int | None]) -> lis
 
 
 def _export(
-    database: Database[Any], connection: Connection, ids: Sequence[str]
+    database: Database, connection: Connection, ids: Sequence[str]
 ) -> Mapping[str, list[dict[str, Any]]]:
     rows, parts = ThreadRows(database), {}
     for session_id, items in rows.read_threads(connection, ids).items():
@@ -94,7 +95,7 @@ def _parse(part: Any, validated: Callable[..., Any]) -> list[ThreadItem]:
 
 
 def _insert(
-    database: Database[Any], connection: Connection, threads: Mapping[str, list[ThreadItem]]
+    database: Database, connection: Connection, threads: Mapping[str, list[ThreadItem]]
 ) -> None:
     """Inserts items of new sessions. Their `history_end` is a number of rows."""
     rows = ThreadRows(database)
@@ -124,7 +125,7 @@ async def add_feedback(
         for item_id in sorted(set(item_ids))
     ]
 
-    def write(connection: Connection, _: Any) -> bool:
+    def write(connection: Connection) -> bool:
         exists = store.lock(connection, session_id)
         if exists and rows:
             of_items = table.c.item_id.in_([row["item_id"] for row in rows])
@@ -138,11 +139,11 @@ async def add_feedback(
 async def read_feedback(store: ScopedStore, session_id: str) -> list[Feedback]:
     table = store.database.tables.group(THREADS).tables[2]
 
-    def read(connection: Connection, queries: Any) -> list[Feedback]:
+    def read(connection: Connection) -> list[Feedback]:
         votes = select(table.c.item_id, table.c.kind, table.c.voted_at)
         votes = votes.where(table.c.session_id == session_id)
         votes = votes.order_by(table.c.voted_at, table.c.item_id)
-        statement, parameters = store.question(queries, votes, table.c.session_id)
+        statement, parameters = store.question(votes, table.c.session_id)
         found: Any = connection.execute(statement, parameters)
         return [Feedback(item_id, kind, _EPOCH + at * _UNIT) for item_id, kind, at in found]
 
@@ -151,12 +152,12 @@ async def read_feedback(store: ScopedStore, session_id: str) -> list[Feedback]:
     return await store.database.read_used(THREADS, read, [])
 
 
-def _count(
-    database: Database[Any], connection: Connection, queries: Any, condition: Any
-) -> dict[str, int]:
+def _count(database: Database, connection: Connection, condition: Any) -> dict[str, int]:
     table = database.tables.group(THREADS).tables[2]
     votes = select(table.c.kind, func.count()).group_by(table.c.kind)
-    found: Any = connection.execute(*queries.where(votes, condition, table.c.session_id))
+    found: Any = connection.execute(
+        *queries_of(database).where(votes, condition, table.c.session_id)
+    )
     return {kind: int(number) for kind, number in found}
 
 

@@ -130,7 +130,7 @@ class Attachment(NamedTuple):
 class ThreadRows:
     """The caller must lock the session before it writes items or attaches something."""
 
-    def __init__(self, database: Database[Any]) -> None:
+    def __init__(self, database: Database) -> None:
         self._tables = database.tables
         self._dialect = database.dialect
         self._items, self._attachments, _ = self._tables.group(THREADS).tables

@@ -375,7 +375,7 @@ class SessionTracker(RunHooks[Any]):
                 await self._edit(entries, owner, lambda _: None)
             except SessionMetadataError:  # The session has ended, or is not what it was.
                 await store.database.write(
-                    lambda connection, _: _add(connection, store, entries, None, owner)
+                    lambda connection: _add(connection, store, entries, None, owner)
                 )
         except Exception:
             logger.warning("what a run used could not be recorded", exc_info=True)

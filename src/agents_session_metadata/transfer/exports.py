@@ -31,7 +31,6 @@ from agents_session_metadata.keys import RUN
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import WALK, Position
 from agents_session_metadata.query.pages import Found, Reader
-from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.values import EncodedValue, is_text
 
@@ -51,12 +50,11 @@ def read_records(
     condition: Condition,
     after: Position | None,
     connection: Connection,
-    queries: Queries,
 ) -> tuple[list[Found], list[dict[str, Any]]]:
     from .records import FORMAT  # pydantic takes long to import
 
-    found = Reader(connection, queries).page(condition, WALK, limit=EXPORTED, after=after)
     database = store.database
+    found = Reader(database, connection).page(condition, WALK, limit=EXPORTED, after=after)
     ids = [each.info.session_id for each in found]
     histories = _read_histories(connection, database.tables, database.dialect, ids)
     records: list[dict[str, Any]] = [
@@ -220,7 +218,7 @@ class Import:
         sessions = sorted(sessions, key=attrgetter("session_id"))
         ids = [session.session_id for session in sessions]
 
-        def write(connection: Connection, _: Queries) -> int:
+        def write(connection: Connection) -> int:
             stored = lock_sessions(connection, tables, dialect, ids)
             if len(ids) > 1 and not stored.issubset(ids):
                 # Each is written alone: it is not known which of them is stored in another case.

@@ -23,7 +23,6 @@ from agents_session_metadata.keys import (
     TITLE_AUTO,
 )
 from agents_session_metadata.query.conditions import UNLIMITED
-from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata
@@ -39,7 +38,7 @@ def fork(
     new_id: str,
     metadata: Mapping[str, JSONValue],
     cut: Cut | None,
-) -> Callable[[Connection, Queries], None]:
+) -> Callable[[Connection], None]:
     """Returns work that copies a history up to a cut, and the metadata with some keys changed."""
     check_id(new_id)
     origin = {FORKED_FROM: session_id, **({} if cut is None else {FORKED_BEFORE: cut.before})}
@@ -52,7 +51,7 @@ def fork(
     left_out = sorted({*_LEFT_OUT, *([TITLE_AUTO] if TITLE in metadata else [])})
     tables, dialect, rows = store.database.tables, store.database.dialect, store.rows
 
-    def run(connection: Connection, _: Queries) -> None:
+    def run(connection: Connection) -> None:
         # First, although others lock rows in the order of their ids. After a plain SELECT, MySQL
         # would read everything as it was before the lock.
         lock_to_change(store, connection, session_id)

@@ -18,7 +18,7 @@ from agents_session_metadata.query.conditions import IdIn, TimeBound
 from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.pages import Reader, read_sessions
-from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
 
 
@@ -50,7 +50,7 @@ async def deletable(
         parts.append(NOTHING if limit is None else TimeBound("updated_at", "$lte", limit))
     check_age("paused_for", paused_for)
 
-    def spared(connection: Connection, _: Queries) -> list[Condition]:
+    def spared(connection: Connection) -> list[Condition]:
         found = in_use(store.database, connection)
         return [each.spared(paused_for) for each in found if each.spared is not None]
 
@@ -98,11 +98,10 @@ def _candidates(
 
 
 def _delete(
-    database: Database[Queries],
+    database: Database,
     condition: Condition,
     ids: list[str],
     connection: Connection,
-    queries: Queries,
 ) -> int:
     where = connection, database.tables, database.dialect
     # Locked first: one that woke up since is seen as it is now, and spared.
@@ -113,7 +112,9 @@ def _delete(
     if not locked:
         return 0
     still = All((condition, IdIn(tuple(sorted(locked)))))
-    matching = list(connection.scalars(*queries.ids(still, after=None, limit=len(ids))))
+    matching = list(
+        connection.scalars(*queries_of(database).ids(still, after=None, limit=len(ids)))
+    )
     if matching:
         delete_sessions(*where, matching)
     return len(matching)

@@ -50,7 +50,6 @@ from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.dialects.sqltypes import RowId
 from agents_session_metadata.keys import OWNER_ID
-from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue, UsageRow
@@ -217,9 +216,8 @@ async def read_usage(
     grouped = columns if "model" in fields else [*columns, usage.c.model]
     statement = select(*grouped, *_totals(usage)).where(*conditions).group_by(*grouped)
 
-    def read(connection: Connection, queries: Queries) -> list[UsageRow]:
-        query = _within(store, queries, statement, usage)
-        return _rows(fields, connection.execute(*query))
+    def read(connection: Connection) -> list[UsageRow]:
+        return _rows(fields, connection.execute(*_within(store, statement, usage)))
 
     return await store.database.read_used(USAGE, read, [])
 
@@ -229,8 +227,8 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
     await store.database.ensure(USAGE)
     old = select(usage.c.id).where(usage.c.day < day).limit(_BATCH)
 
-    def delete_some(connection: Connection, queries: Queries) -> int:
-        ids = connection.scalars(*_within(store, queries, old, usage)).all()
+    def delete_some(connection: Connection) -> int:
+        ids = connection.scalars(*_within(store, old, usage)).all()
         if ids:
             connection.execute(delete(usage).where(usage.c.id.in_(ids)))
         return len(ids)
@@ -255,10 +253,10 @@ async def read_spent(
     statement: Statement = select(*sums).where(*conditions)
     await store.database.ensure(USAGE)
 
-    def read(connection: Connection, queries: Queries) -> Any:
+    def read(connection: Connection) -> Any:
         if session_id is None:
             return connection.execute(statement).one()
-        return connection.execute(*store.question(queries, statement, usage.c.session_id)).one()
+        return connection.execute(*store.question(statement, usage.c.session_id)).one()
 
     billions, rest, tokens = await store.database.read(read)
     return Spent(_cost(billions, rest), int(tokens or 0))
@@ -310,7 +308,7 @@ def _day(name: str, moment: object) -> date:
 
 
 def _within(
-    store: ScopedStore, queries: Queries, statement: Statement, usage: Table
+    store: ScopedStore, statement: Statement, usage: Table
 ) -> tuple[Statement, dict[str, Any]]:
     """Restricts a statement to the scope: to an owner's rows by owner, otherwise by session."""
     values = store.scope.values
@@ -318,7 +316,7 @@ def _within(
         statement = statement.where(usage.c.owner_key == owner_key(values[OWNER_ID]))
     if set(values) <= {OWNER_ID}:
         return statement, {}
-    return store.question(queries, statement, usage.c.session_id)
+    return store.question(statement, usage.c.session_id)
 
 
 def _totals(usage: Table) -> list[ColumnElement[Any]]:

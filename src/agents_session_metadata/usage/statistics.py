@@ -18,7 +18,6 @@ from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering
 from agents_session_metadata.query.pages import read_sessions
-from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Metadata, Statistics, ToolStatistics
 
@@ -117,17 +116,15 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
     """Raises `CorruptMetadataError` if a value that is counted or added is not valid JSON."""
     database, totals = store.database, Totals()
 
-    def step(
-        connection: Connection, queries: Queries, after: str | None
-    ) -> tuple[Sequence[str], Iterable[Metadata]]:
-        ids = connection.scalars(*queries.ids(condition, after=after, limit=_STEP)).all()
-        return ids, _read_values(store, connection, queries, ids) if ids else ()
+    def step(connection: Connection, after: str | None) -> tuple[Sequence[str], Iterable[Metadata]]:
+        ids = connection.scalars(*store.queries.ids(condition, after=after, limit=_STEP)).all()
+        return ids, _read_values(store, connection, ids) if ids else ()
 
-    def votes(connection: Connection, queries: Queries) -> dict[str, int]:
+    def votes(connection: Connection) -> dict[str, int]:
         counted: Counter[str] = Counter()
         for feature in in_use(database, connection):
             if feature.count is not None:
-                counted.update(feature.count(database, connection, queries, condition))
+                counted.update(feature.count(database, connection, condition))
         return dict(counted)
 
     after = None
@@ -142,13 +139,13 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
 
 
 def _read_values(
-    store: ScopedStore, connection: Connection, queries: Queries, ids: Sequence[str]
+    store: ScopedStore, connection: Connection, ids: Sequence[str]
 ) -> Iterable[Metadata]:
-    rows, dialect = queries.tables.metadata, queries.dialect
+    rows, dialect = store.database.tables.metadata, store.database.dialect
     own = dialect.one_of(rows.c.session_id, "ids", min(len(ids), dialect.many + 1))
     stored: Any = select(rows.c.session_id, rows.c.key, rows.c.value)
     stored = stored.where(own, rows.c.key.in_(_READ))
-    statement, parameters = store.question(queries, stored, rows.c.session_id)
+    statement, parameters = store.question(stored, rows.c.session_id)
     parameters = {**parameters, **dialect.list_parameters("ids", ids)}
     found: defaultdict[str, Metadata] = defaultdict(dict)
     for session_id, key, text in connection.execute(statement, parameters).all():
