@@ -53,14 +53,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from .core.change_log import log_committed
-from .core.database import settle
+from .core.database import Database, settle
 from .core.features import end_history, hold, prepare_change
 from .core.messages import delete_messages, in_order
 from .core.rows import check_id_type
 from .core.tables import TableNames
 from .dialects import dialect_of
 from .dialects.urls import check_engine, owner_of, with_transactions
-from .scope import ScopedStore, open_store
+from .scope import ScopedStore
 from .types import MetadataLimits, OnClear
 
 T = TypeVar("T")
@@ -114,16 +114,16 @@ def sdk_store(
     check_engine(engine)
     SQLAlchemySession._configure_sqlite_engine(owner_of(engine))
     lock = _turns_on(engine)
-    return open_store(
+    database = Database(
         engine,
         names,
         create_tables=create_tables,
-        limits=limits,
         guard=None if lock is None else partial(_holding, lock),
         init_lock=partial(
             SQLAlchemySession._get_table_init_lock, engine, names.sessions, names.messages
         ),
     )
+    return ScopedStore(database, limits)
 
 
 def usage_of(state: RunState[Any, Any]) -> Usage | None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -71,10 +70,12 @@ class Scope:
 class ScopedStore(SessionStore):
     """Sessions by id and by filter, within a scope. An empty scope restricts nothing."""
 
-    def __init__(self, database: Database, limits: MetadataLimits, scope: Scope) -> None:
-        super().__init__(database, limits)
-        self.scope = scope
-        self._searched = {key: search_key(value) for key, value in scope.values.items()}
+    def __init__(
+        self, database: Database, limits: MetadataLimits | None, scope: Scope | None = None
+    ) -> None:
+        super().__init__(database, MetadataLimits() if limits is None else limits)
+        self.scope: Scope = scope or Scope()
+        self._searched = {key: search_key(value) for key, value in self.scope.values.items()}
 
     @property
     def fixed(self) -> Mapping[str, EncodedValue]:  # type: ignore[override]  # not written to
@@ -143,25 +144,6 @@ class ScopedStore(SessionStore):
         return await read_sessions(self.database, lambda reader: reader.ids(condition, limit))
 
 
-def open_store(
-    engine: AsyncEngine,
-    names: TableNames,
-    *,
-    create_tables: bool,
-    limits: MetadataLimits | None,
-    guard: Callable[[], AbstractAsyncContextManager[Any]] | None,
-    init_lock: Callable[[], threading.Lock],
-) -> ScopedStore:
-    database = Database(
-        engine,
-        names,
-        create_tables=create_tables,
-        guard=guard,
-        init_lock=init_lock,
-    )
-    return ScopedStore(database, MetadataLimits() if limits is None else limits, Scope())
-
-
 def own_store(
     engine: AsyncEngine,
     names: TableNames,
@@ -171,14 +153,12 @@ def own_store(
 ) -> ScopedStore:
     """Opens the store of an engine that no session of the SDK uses, without importing the SDK."""
     turn, lock = asyncio.Lock(), threading.Lock()
-    guard = (lambda: turn) if isinstance(engine.pool, StaticPool) else None
-    store = open_store(
+    database = Database(
         engine,
         names,
         create_tables=create_tables,
-        limits=limits,
-        guard=guard,
+        guard=(lambda: turn) if isinstance(engine.pool, StaticPool) else None,
         init_lock=lambda: lock,
     )
-    store.database.dialect.configure(engine.sync_engine)
-    return store
+    database.dialect.configure(engine.sync_engine)
+    return ScopedStore(database, limits)
