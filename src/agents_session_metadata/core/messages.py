@@ -1,7 +1,7 @@
 """Reads and deletes the items of sessions: the rows of the SDK's messages table.
 
 All code of this package that deletes items calls `delete_messages` or, if it also deletes their
-sessions, `delete_histories`. Rows that depend on items can be deleted there.
+sessions, `rows.delete_sessions`. Rows that depend on items can be deleted there.
 """
 
 from __future__ import annotations
@@ -60,15 +60,6 @@ def delete_messages(
     those = own.where(messages.c.id.in_(bindparam("items", expanding=True)))
     for start in range(0, len(items), _AT_ONCE):
         connection.execute(those, {"items": items[start : start + _AT_ONCE]})
-
-
-def delete_histories(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
-) -> None:
-    """The sessions must be locked, and must be deleted next."""
-    messages = tables.messages
-    of_sessions = delete(messages).where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
-    connection.execute(of_sessions, dialect.list_parameters("ids", ids))
 
 
 def has_items(connection: Connection, tables: SessionTables, session_id: str) -> bool:

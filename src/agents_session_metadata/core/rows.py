@@ -31,7 +31,6 @@ from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
 from agents_session_metadata.values import LIST, EncodedValue, SearchKey, decode_value, key_problem
 
 from .change_log import note
-from .messages import delete_histories
 from .tables import SessionTables, element_rows
 
 _REPLACED = ("value", "search_key", "search_rest")
@@ -70,7 +69,6 @@ class Rows:
         texts: Statement = select(rows.c.key, rows.c.value).where(own)
         self._read = texts.order_by(rows.c.key)
         self.looking: Statement = select(sessions.c.session_id).where(own_session)
-        self._delete_session = delete(sessions).where(own_session)
         self._insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
         self._touch = (
             update(sessions).where(own_session).values(updated_at=func.current_timestamp())
@@ -238,9 +236,7 @@ class Rows:
 
     def delete_session(self, connection: Connection, session_id: str) -> None:
         """Works without our tables."""
-        delete_histories(connection, self._tables, self._dialect, [session_id])
-        connection.execute(self._delete_session, {"of_session": session_id})
-        note(connection, "deleted", session_id)
+        delete_sessions(connection, self._tables, [session_id])
 
     def _delete_leftovers(self, connection: Connection, session_id: str) -> None:
         for table in (self._tables.elements, self._tables.metadata):
@@ -271,19 +267,14 @@ def lock_sessions(
     """Must begin the transaction. Returns the ids of the sessions that exist."""
     dialect.begin_writing(connection)
     own_id = tables.sessions.c.session_id
-    of_ids = dialect.one_of(own_id, "ids", len(ids))
-    lock = select(own_id).where(of_ids).order_by(own_id).with_for_update()
-    return set(connection.scalars(lock, dialect.list_parameters("ids", ids)))
+    those = select(own_id).where(own_id.in_(ids))
+    return set(connection.scalars(those.order_by(own_id).with_for_update()))
 
 
-def delete_sessions(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
-) -> None:
-    """The sessions must be locked."""
-    delete_histories(connection, tables, dialect, ids)
-    of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
-    deletion = delete(tables.sessions).where(of_ids)
-    connection.execute(deletion, dialect.list_parameters("ids", ids))
+def delete_sessions(connection: Connection, tables: SessionTables, ids: Sequence[str]) -> None:
+    """The sessions must be locked. Works without our tables."""
+    for table in (tables.messages, tables.sessions):
+        connection.execute(delete(table).where(table.c.session_id.in_(ids)))
     for session_id in ids:
         note(connection, "deleted", session_id)
 

@@ -68,9 +68,8 @@ class KeyIndex(IndexKind):
         if not ids:
             return 0, None
         # By their ids: by a range of ids, SQLite would read all values of the key in each step.
-        some = self._dialect.one_of(session_id, "ids", len(ids))
-        for fill in self._fills(some):
-            connection.execute(fill, self._dialect.list_parameters("ids", ids))
+        for fill in self._fills(session_id.in_(ids)):
+            connection.execute(fill)
         return len(ids), ids[-1] if len(ids) == SESSIONS_AT_ONCE else None
 
     def fill_at_once(self, connection: Connection) -> int:

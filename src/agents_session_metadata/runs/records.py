@@ -282,11 +282,10 @@ def decisions_of(
     table, runs = _decisions(database), runs_table(database.tables)
     same = runs.c.session_id == table.c.session_id, runs.c.run_id == table.c.run_id
     since = and_(*same, table.c.decided_at >= runs.c.paused_at)
-    chosen = database.dialect.one_of(table.c.session_id, "ids", len(session_ids))
+    chosen = table.c.session_id.in_(session_ids)
     statement = _selected(table).join(runs, since).where(chosen)
-    parameters = database.dialect.list_parameters("ids", session_ids)
     found: dict[str, dict[str, Decision]] = {}
-    for decision in _loaded(connection.execute(statement, parameters)):
+    for decision in _loaded(connection.execute(statement)):
         found.setdefault(decision.session_id or "", {})[decision.call_id] = decision
     return found
 

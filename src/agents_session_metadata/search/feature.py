@@ -157,10 +157,9 @@ def insert_items(
 def add_sessions(database: Database, connection: Connection, ids: Sequence[str]) -> None:
     """Adds the words of sessions whose items were copied or imported."""
     if ids and _is_indexed(database, connection):
-        dialect, session_id = database.dialect, database.tables.messages.c.session_id
+        session_id = database.tables.messages.c.session_id
         index = TextIndex(database)
-        found = index.missing().where(dialect.one_of(session_id, "ids", len(ids)))
-        items: Any = connection.execute(found, dialect.list_parameters("ids", ids))
+        items: Any = connection.execute(index.missing().where(session_id.in_(ids)))
         index.insert(connection, {item_id: words_of(data) for item_id, data in items})
 
 

@@ -209,12 +209,11 @@ class ThreadRows:
         statement = (
             select(own_id, *self._columns())
             .join_from(self._tables.sessions, items, own_id == items.c.session_id)
-            .where(self._dialect.one_of(own_id, "ids", len(ids)))
+            .where(own_id.in_(ids))
             .order_by(own_id, items.c.position)
         )
         threads: dict[str, list[ThreadItem]] = {}
-        found: Any = connection.execute(statement, self._dialect.list_parameters("ids", ids)).all()
-        for session_id, *columns in found:
+        for session_id, *columns in connection.execute(statement).all():
             threads.setdefault(session_id, []).append(ThreadItem(*columns))
         return threads
 
@@ -292,9 +291,7 @@ class ThreadRows:
     def delete_attachments(self, connection: Connection, ids: Sequence[str]) -> None:
         """The attachments must be locked."""
         table = self._attachments
-        of_ids = self._dialect.one_of(table.c.attachment_id, "ids", len(ids))
-        parameters = self._dialect.list_parameters("ids", ids)
-        connection.execute(delete(table).where(of_ids), parameters)
+        connection.execute(delete(table).where(table.c.attachment_id.in_(ids)))
 
     def _all_attachments(self) -> Any:
         return select(*(self._attachments.c[name] for name in Attachment._fields))

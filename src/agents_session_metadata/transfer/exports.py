@@ -92,10 +92,10 @@ def _read_histories(
     statement = (
         select(own_id, dialect.moment.of(messages.c.created_at), messages.c.message_data)
         .join_from(tables.sessions, messages, own_id == messages.c.session_id)
-        .where(dialect.one_of(own_id, "ids", len(ids)))
+        .where(own_id.in_(ids))
         .order_by(own_id, *in_order(messages))
     )
-    found: Any = connection.execute(statement, dialect.list_parameters("ids", ids)).all()
+    found: Any = connection.execute(statement).all()
     return {
         session_id: [dump_item(at, text) for _, at, text in rows]
         for session_id, rows in groupby(found, itemgetter(0))
@@ -230,7 +230,7 @@ class Import:
                 for session_id in sorted(existing):
                     if not store.admits(connection, session_id):
                         raise SessionNotFoundError(session_id)
-                delete_sessions(connection, tables, dialect, sorted(stored))
+                delete_sessions(connection, tables, sorted(stored))
                 existing = set()
             new = []
             for session in sessions:
@@ -321,7 +321,7 @@ def _insert_sessions(
         note(connection, "created", each.session_id)
         if each.metadata:
             note(connection, "set", each.session_id, each.metadata)
-    _delete_leftovers(connection, tables, dialect, [each.session_id for each in new])
+    _delete_leftovers(connection, tables, [each.session_id for each in new])
     metadata = [row for each in new for row in rows_of(each.session_id, each.metadata)]
     dialect.insert_rows(connection, tables.metadata, metadata)
     elements = [
@@ -339,16 +339,12 @@ def _insert_sessions(
     dialect.insert_rows(connection, tables.messages, items)
 
 
-def _delete_leftovers(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
-) -> None:
+def _delete_leftovers(connection: Connection, tables: SessionTables, ids: Sequence[str]) -> None:
     own_id, metadata = tables.sessions.c.session_id, tables.metadata.c
     # For a join, PostgreSQL would read all rows of a table without statistics.
     first: Any = select(metadata.key).where(metadata.session_id == own_id).limit(1)
-    parameters = dialect.list_parameters("ids", ids)
-    looking = select(first.scalar_subquery()).where(dialect.one_of(own_id, "ids", len(ids)))
+    looking = select(first.scalar_subquery()).where(own_id.in_(ids))
     # On MySQL, a DELETE that matches no rows locks the gaps between rows.
-    if any(connection.scalars(looking, parameters)):
+    if any(connection.scalars(looking)):
         for table in (tables.elements, tables.metadata):
-            of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
-            connection.execute(delete(table).where(of_ids), parameters)
+            connection.execute(delete(table).where(table.c.session_id.in_(ids)))

@@ -116,5 +116,5 @@ def _delete(
         connection.scalars(*queries_of(database).ids(still, after=None, limit=len(ids)))
     )
     if matching:
-        delete_sessions(*where, matching)
+        delete_sessions(connection, database.tables, matching)
     return len(matching)

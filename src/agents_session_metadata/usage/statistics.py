@@ -141,14 +141,12 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
 def _read_values(
     store: ScopedStore, connection: Connection, ids: Sequence[str]
 ) -> Iterable[Metadata]:
-    rows, dialect = store.database.tables.metadata, store.database.dialect
-    own = dialect.one_of(rows.c.session_id, "ids", min(len(ids), dialect.many + 1))
-    stored: Any = select(rows.c.session_id, rows.c.key, rows.c.value)
-    stored = stored.where(own, rows.c.key.in_(_READ))
-    statement, parameters = store.question(stored, rows.c.session_id)
-    parameters = {**parameters, **dialect.list_parameters("ids", ids)}
+    values = store.database.tables.metadata.c
+    stored: Any = select(values.session_id, values.key, values.value)
+    stored = stored.where(values.session_id.in_(ids), values.key.in_(_READ))
     found: defaultdict[str, Metadata] = defaultdict(dict)
-    for session_id, key, text in connection.execute(statement, parameters).all():
+    rows = connection.execute(*store.question(stored, values.session_id)).all()
+    for session_id, key, text in rows:
         found[session_id][key] = decode_stored(session_id, key, text)
     return found.values()
 
