@@ -5,41 +5,42 @@ database. `SessionLifecycle` and `SessionTracker` record the progress and the ru
 metadata keys that they use are constants in `agents_session_metadata.keys`. All errors of this
 package derive from `SessionMetadataError`.
 
-Each name is imported on first use, because importing SQLAlchemy and the SDK takes longer than most
-commands of the command line take to run.
+All but errors are imported on first use, because importing SQLAlchemy and the SDK takes longer than
+most commands of the command line take to run.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .errors import (
+    BudgetExceededError,
+    CorruptMetadataError,
+    InvalidCursorError,
+    InvalidFilterError,
+    InvalidMetadataError,
+    InvalidPhaseError,
+    MetadataLimitError,
+    RunFailedError,
+    RunInterruptedError,
+    ScopeError,
+    SessionBusyError,
+    SessionChangedError,
+    SessionExistsError,
+    SessionMetadataError,
+    SessionNotFoundError,
+    SessionPausedError,
+    StateVersionError,
+    TablesMissingError,
+    TriggersNotAllowedError,
+    UnsupportedDialectError,
+)
+from .keys import normalize_agent
+
 if TYPE_CHECKING:
     from .catalog import SessionCatalog
     from .core.definitions import CreateTrigger, TableGroup
     from .core.tables import SessionTables, session_tables
-    from .errors import (
-        BudgetExceededError,
-        CorruptMetadataError,
-        InvalidCursorError,
-        InvalidFilterError,
-        InvalidMetadataError,
-        InvalidPhaseError,
-        MetadataLimitError,
-        RunFailedError,
-        RunInterruptedError,
-        ScopeError,
-        SessionBusyError,
-        SessionChangedError,
-        SessionExistsError,
-        SessionMetadataError,
-        SessionNotFoundError,
-        SessionPausedError,
-        StateVersionError,
-        TablesMissingError,
-        TriggersNotAllowedError,
-        UnsupportedDialectError,
-    )
     from .history.pairs import recent_turns
-    from .keys import normalize_agent
     from .lifecycle import (
         FINAL_PHASES,
         PHASES,
@@ -167,30 +168,7 @@ __all__ = [
 
 _MODULES = {
     "catalog": ["SessionCatalog"],
-    "errors": [
-        "BudgetExceededError",
-        "CorruptMetadataError",
-        "InvalidCursorError",
-        "InvalidFilterError",
-        "InvalidMetadataError",
-        "InvalidPhaseError",
-        "MetadataLimitError",
-        "RunFailedError",
-        "RunInterruptedError",
-        "ScopeError",
-        "SessionBusyError",
-        "SessionChangedError",
-        "SessionExistsError",
-        "SessionMetadataError",
-        "SessionNotFoundError",
-        "SessionPausedError",
-        "StateVersionError",
-        "TablesMissingError",
-        "TriggersNotAllowedError",
-        "UnsupportedDialectError",
-    ],
     "history.pairs": ["recent_turns"],
-    "keys": ["normalize_agent"],
     "tracking.budget": ["Budget", "Remaining"],
     "transfer.exports": ["OnConflict"],
     "query.filters": ["Where"],
