@@ -437,18 +437,10 @@ def _constructor_is_known(engine: AsyncEngine) -> bool:
 
 
 class ModelAround(Model):
-    """A model that passes everything on to another one. A subclass overrides the two calls."""
+    """A model that passes everything on to another one, but the two calls, which a subclass has."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
-
-    async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
-        response: ModelResponse = await self.model.get_response(*args, **kwargs)
-        return response
-
-    def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        events: AsyncIterator[Any] = self.model.stream_response(*args, **kwargs)
-        return events
 
     def get_retry_advice(self, request: Any) -> Any:
         return self.model.get_retry_advice(request)
