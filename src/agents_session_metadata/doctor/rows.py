@@ -68,16 +68,15 @@ def _read(connection: Connection, tables: SessionTables, after: Stored | None) -
     if after is not None:
         later = or_(rows.session_id > after.session_id, rows.key > after.key)
         statement = statement.where(rows.session_id >= after.session_id, later)
-    found = connection.execute(statement).all()
+    found: Any = connection.execute(statement).all()
     if not found:
         return []
     # MariaDB compares BETWEEN by the collation of the parameters.
     within = elements.session_id >= found[0][0], elements.session_id <= found[-1][0]
     parts: defaultdict[tuple[str, str], Counter[Any]] = defaultdict(Counter)
-    each_part: Any = select(
-        elements.session_id, elements.key, elements.search_key, elements.search_rest
-    )
-    for session_id, key, *search in connection.execute(each_part.where(*within)):
+    part = select(elements.session_id, elements.key, elements.search_key, elements.search_rest)
+    stored: Any = connection.execute(part.where(*within)).all()
+    for session_id, key, *search in stored:
         parts[session_id, key][tuple(search)] += 1
     return [_judged(row, parts[row[0], row[1]]) for row in found]
 

@@ -145,7 +145,7 @@ def _read_values(
     stored: Any = select(values.session_id, values.key, values.value)
     stored = stored.where(values.session_id.in_(ids), values.key.in_(_READ))
     found: defaultdict[str, Metadata] = defaultdict(dict)
-    rows = connection.execute(*store.question(stored, values.session_id)).all()
+    rows: Any = connection.execute(*store.question(stored, values.session_id)).all()
     for session_id, key, text in rows:
         found[session_id][key] = decode_stored(session_id, key, text)
     return found.values()
