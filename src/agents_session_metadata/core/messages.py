@@ -28,6 +28,7 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
+from .store import SessionStore
 from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
@@ -132,18 +133,16 @@ PlacedItem: TypeAlias = "tuple[ItemInfo, ItemPosition]"
 
 
 def read_page(
+    store: SessionStore,
     connection: Connection,
-    tables: SessionTables,
-    dialect: Dialect,
     session_id: str,
     *,
     after: ItemPosition | None,
     limit: int,
     newest_first: bool,
-    restrict: Restriction,
 ) -> list[PlacedItem]:
     """Returns items in order; unreadable ones are `UNREADABLE`."""
-    messages = tables.messages
+    messages, dialect = store.database.tables.messages, store.database.dialect
     time = dialect.stored_time.of(messages.c.created_at)
     parameters: dict[str, Any] = {"of_session": session_id, "limit": limit}
     statement: Any = (
@@ -164,24 +163,20 @@ def read_page(
         statement = statement.where(reaches, *beyond)
         parameters |= {"after_item": after.item_id, "after_time": after.time}
     # By the parameter: the scope is then checked once, not for every row.
-    statement, more = restrict(statement, bindparam("of_session", type_=messages.c.session_id.type))
+    of_session = bindparam("of_session", type_=messages.c.session_id.type)
+    statement, more = store.question(statement, of_session)
     return list(_placed(connection.execute(statement, {**parameters, **more})))
 
 
 def find_items(
-    connection: Connection,
-    tables: SessionTables,
-    dialect: Dialect,
-    session_id: str,
-    condition: ColumnElement[bool],
-    restrict: Restriction = everywhere,
+    store: SessionStore, connection: Connection, session_id: str, condition: ColumnElement[bool]
 ) -> list[PlacedItem]:
     """Returns the readable items for which a condition holds, newest first."""
-    messages = tables.messages
+    messages, dialect = store.database.tables.messages, store.database.dialect
     statement = _selected(messages, dialect, dialect.stored_time.of(messages.c.created_at))
     statement = statement.where(messages.c.session_id == session_id, condition)
     statement = statement.order_by(*in_order(messages, newest_first=True))
-    rows = connection.execute(*restrict(statement, messages.c.session_id))
+    rows = connection.execute(*store.question(statement, messages.c.session_id))
     return [each for each in _placed(rows) if each[0].item is not UNREADABLE]
 
 

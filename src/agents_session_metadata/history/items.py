@@ -20,7 +20,6 @@ from agents_session_metadata.core.messages import (
     ItemPosition,
     PlacedItem,
     delete_messages,
-    everywhere,
     find_items,
     newest_id,
     read_history,
@@ -38,33 +37,44 @@ from .rewind import lock_to_change
 T = TypeVar("T")
 
 
-class _History:
-    """The items of a session, which must be locked unless the scope is checked."""
+async def _read(store: ScopedStore, session_id: str, work: Callable[[Connection], T]) -> T | None:
+    """Returns None if no session can have this id. Needs tables of ours only in a scope."""
+    check_id_type(session_id)
+    if not is_text(session_id):
+        return None
+    return await store.database.read(work, prepare=store.is_restricted)
 
-    def __init__(
-        self,
-        store: ScopedStore,
-        session_id: str,
-        connection: Connection,
-        *,
-        checks_scope: bool = False,
-    ) -> None:
-        self._tables, self._dialect = store.database.tables, store.database.dialect
-        self._where = connection, self._tables, self._dialect, session_id
-        self._restrict = store.question if checks_scope else everywhere
 
-    def page(
-        self, after: ItemPosition | None, limit: int, *, newest_first: bool
-    ) -> list[PlacedItem]:
-        """Reads one readable item more than asked for, which tells whether there is a next page."""
-        last, found = after, list[PlacedItem]()
+# ---- pages ----
+
+
+async def list_items(
+    store: ScopedStore,
+    session_id: str,
+    *,
+    limit: int,
+    newest_first: bool,
+    cursor: str | None = None,
+    after: Wanted | None = None,
+) -> ItemPage:
+    """The page begins after `cursor` or after an item; raises `ItemGoneError` if that is gone."""
+    check_id_type(session_id)
+    begin = None
+    if cursor is not None:
+        question = _question(store, session_id, newest_first=newest_first)
+        begin = ItemPosition(*unseal(cursor, question, str, int))
+
+    def read(connection: Connection) -> list[PlacedItem]:
+        last, found = begin, list[PlacedItem]()
+        if after is not None:
+            place = _place(store, session_id, after, connection)
+            if place is None:
+                raise ItemGoneError
+            last = place[1]
+        # One readable item more than asked for tells whether there is a next page.
         while asked := limit + 1 - len(found):
             rows = read_page(
-                *self._where,
-                after=last,
-                limit=asked,
-                newest_first=newest_first,
-                restrict=self._restrict,
+                store, connection, session_id, after=last, limit=asked, newest_first=newest_first
             )
             found += [each for each in rows if each[0].item is not UNREADABLE]
             if len(rows) < asked:
@@ -72,45 +82,6 @@ class _History:
             last = rows[-1][1]
         return found
 
-    def find(self, wanted: Wanted) -> ItemInfo | None:
-        found = self.place(wanted)
-        return found and found[0]
-
-    def place(self, wanted: Wanted) -> PlacedItem | None:
-        messages = self._tables.messages
-        text = self._dialect.by_code_point(messages.c.message_data, native=False)
-        condition = or_(
-            messages.c.id.in_(wanted.items),
-            *(text.contains(each, autoescape=True) for each in wanted.texts),
-        )
-        found = find_items(*self._where, condition, self._restrict)
-        return next((each for each in found if wanted.matches(each[0])), None)
-
-
-async def _read(store: ScopedStore, session_id: str, work: Callable[[_History], T]) -> T | None:
-    """Returns None if no session can have this id. Needs tables of ours only in a scope."""
-    check_id_type(session_id)
-    if not is_text(session_id):
-        return None
-
-    def read(connection: Connection) -> T:
-        return work(_History(store, session_id, connection, checks_scope=True))
-
-    return await store.database.read(read, prepare=store.is_restricted)
-
-
-# ---- pages ----
-
-
-async def list_items(
-    store: ScopedStore, session_id: str, *, limit: int, cursor: str | None, newest_first: bool
-) -> ItemPage:
-    check_id_type(session_id)
-    after = None
-    if cursor is not None:
-        question = _question(store, session_id, newest_first=newest_first)
-        after = ItemPosition(*unseal(cursor, question, str, int))
-    read = partial(_History.page, after=after, limit=limit, newest_first=newest_first)
     found = await _read(store, session_id, read) or []
     next_cursor = None
     if len(found) > limit:
@@ -125,7 +96,7 @@ async def cursors_at(store: ScopedStore, session_id: str, item_id: int) -> tuple
     None if the item does not exist within the scope.
     """
     wanted = Wanted(lambda _: True, (item_id,))
-    found = await _read(store, session_id, lambda history: history.place(wanted))
+    found = await _read(store, session_id, partial(_place, store, session_id, wanted))
     if found is None:
         return None
     position = found[1]
@@ -170,30 +141,28 @@ class ItemExistsError(ValueError):
         self.info: ItemInfo = info
 
 
-async def read_after(
-    store: ScopedStore, session_id: str, wanted: Wanted | None, *, limit: int, newest_first: bool
-) -> tuple[list[ItemInfo], bool] | None:
-    """Returns the items after one, or from the beginning, and whether there are more.
+class ItemGoneError(LookupError):
+    """The history does not contain an item that a page begins after."""
 
-    None if the item does not exist.
-    """
 
-    def read(history: _History) -> tuple[list[ItemInfo], bool] | None:
-        after = None
-        if wanted is not None:
-            place = history.place(wanted)
-            if place is None:
-                return None
-            after = place[1]
-        found = history.page(after, limit, newest_first=newest_first)
-        return [item for item, _ in found[:limit]], len(found) > limit
-
-    return await _read(store, session_id, read)
+def _place(
+    store: ScopedStore, session_id: str, wanted: Wanted, connection: Connection
+) -> PlacedItem | None:
+    database = store.database
+    messages = database.tables.messages
+    text = database.dialect.by_code_point(messages.c.message_data, native=False)
+    condition = or_(
+        messages.c.id.in_(wanted.items),
+        *(text.contains(each, autoescape=True) for each in wanted.texts),
+    )
+    found = find_items(store, connection, session_id, condition)
+    return next((each for each in found if wanted.matches(each[0])), None)
 
 
 async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> ItemInfo | None:
     """Returns nothing outside the scope."""
-    return await _read(store, session_id, lambda history: history.find(wanted))
+    found = await _read(store, session_id, partial(_place, store, session_id, wanted))
+    return found and found[0]
 
 
 async def read_found(
@@ -205,9 +174,8 @@ async def read_found(
         found = {}
         for session_id in sorted({session_id for session_id, _ in wanted}):
             ids = [item_id for each, item_id in wanted if each == session_id]
-            where = connection, store.database.tables, store.database.dialect, session_id
             condition = store.database.tables.messages.c.id.in_(ids)
-            for info, _ in find_items(*where, condition, store.question):
+            for info, _ in find_items(store, connection, session_id, condition):
                 found[session_id, info.item_id] = info
         return found
 
@@ -219,9 +187,9 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
 
     def delete(connection: Connection) -> bool:
         store.require(connection, session_id)
-        found = _History(store, session_id, connection).find(wanted)
+        found = _place(store, session_id, wanted, connection)
         if found is not None:
-            delete_messages(connection, store.database.tables, session_id, [found.item_id])
+            delete_messages(connection, store.database.tables, session_id, [found[0].item_id])
         return found is not None
 
     return await store.database.write(delete)
@@ -237,9 +205,9 @@ def appending(
 
     def append(connection: Connection) -> list[ItemInfo]:
         lock_to_change(store, connection, session_id)
-        found = known and _History(store, session_id, connection).find(known)
+        found = known and _place(store, session_id, known, connection)
         if found:
-            raise ItemExistsError(found)
+            raise ItemExistsError(found[0])
         if not texts:
             return []
         items = _insert(store, connection, session_id, texts)

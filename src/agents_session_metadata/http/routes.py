@@ -29,12 +29,13 @@ from agents_session_metadata.errors import (
     TablesMissingError,
 )
 from agents_session_metadata.history.items import (
+    ItemGoneError,
     Wanted,
     appending,
     create_with_items,
     delete_item,
     find_item,
-    read_after,
+    list_items,
     read_found,
 )
 from agents_session_metadata.idempotency.feature import once
@@ -252,19 +253,22 @@ class Call:
     async def list_items(self) -> Answer:
         """A page of items."""
         query: requests.ListItems = self.query
-        found = await read_after(
-            self.catalog._store,
-            self.session_id,
-            None if query.after is None else wanted_items(query.after),
-            limit=query.limit,
-            newest_first=query.order == "desc",
-        )
-        items, has_more = found or ([], False)
-        if not items:
+        try:
+            page = await list_items(
+                self.catalog._store,
+                self.session_id,
+                limit=query.limit,
+                newest_first=query.order == "desc",
+                after=None if query.after is None else wanted_items(query.after),
+            )
+        except ItemGoneError:
             await self._require()
-        if found is None:
-            raise not_found("Item", query.after or "")
-        return _list([shown_item(info) for info in items], has_more=has_more)
+            raise not_found("Item", str(query.after)) from None
+        if not page.items:
+            await self._require()
+        return _list(
+            [shown_item(info) for info in page.items], has_more=page.next_cursor is not None
+        )
 
     async def create_items(self) -> Answer:
         """Append items in one transaction."""
