@@ -17,15 +17,7 @@ class SessionMetadataError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What a constructor takes is not what it passes on, which is what would be kept.
-        return _restored, (type(self), self.args, vars(self))
-
-
-def _restored(
-    kind: type[SessionMetadataError], arguments: tuple[Any, ...], state: dict[str, Any]
-) -> SessionMetadataError:
-    error = kind.__new__(kind, *arguments)
-    vars(error).update(state)
-    return error
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class InvalidMetadataError(SessionMetadataError, ValueError):
