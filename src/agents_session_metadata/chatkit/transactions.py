@@ -57,19 +57,19 @@ async def read_items(
     rows = ThreadRows(store.database)
 
     def read(connection: Connection) -> list[ThreadItem] | None:
-        restrict, position = store.question, None
+        position = None
         if after is not None:
-            last = rows.read_item(connection, session_id, after, restrict)
+            last = rows.read_item(store, connection, session_id, after)
             if last is None:
                 return None
             position = last.position
         found = rows.read_page(
+            store,
             connection,
             session_id,
             after=position,
             limit=limit,
             descending=descending,
-            restrict=restrict,
         )
         return found if found or store.finds(connection, session_id) else None
 
@@ -78,7 +78,7 @@ async def read_items(
 
 async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ThreadItem | None:
     def read(connection: Connection) -> ThreadItem | None:
-        return ThreadRows(store.database).read_item(connection, session_id, item_id, store.question)
+        return ThreadRows(store.database).read_item(store, connection, session_id, item_id)
 
     return await _read(store, read, session_id, item_id)
 
@@ -94,7 +94,7 @@ async def write_item(
 
     def write(connection: Connection) -> None:
         store.require(connection, session_id)
-        if rows.read_item(connection, session_id, item_id) is None:
+        if rows.read_item(store, connection, session_id, item_id) is None:
             rows.append_item(connection, session_id, item_id, kind, data)
         elif adds:
             raise ValueError(f"the thread already has an item {quoted(item_id)}; use save_item")
@@ -124,7 +124,7 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
     def run(connection: Connection) -> bool:
         if not store.lock(connection, session_id):
             return False
-        item = rows.read_item(connection, session_id, item_id)
+        item = rows.read_item(store, connection, session_id, item_id)
         if item is None:
             return False
         held = hold(store.database, connection, session_id)

@@ -7,7 +7,7 @@ sessions, `rows.delete_sessions`. Rows that depend on items can be deleted there
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sqlalchemy import (
@@ -33,17 +33,7 @@ from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
 """Replaces the item of a row that is not JSON. The SDK skips such rows."""
-Restriction: TypeAlias = "Callable[[Any, Any], tuple[Any, dict[str, Any]]]"
-"""Restricts a statement to the sessions, by their column, that a caller may see.
-
-Returns the statement and its additional parameters.
-"""
 _AT_ONCE = 500
-
-
-def everywhere(statement: Any, _: Any) -> tuple[Any, dict[str, Any]]:
-    """Restricts nothing: the session is locked, and is within the scope."""
-    return statement, {}
 
 
 def delete_messages(

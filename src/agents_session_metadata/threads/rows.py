@@ -41,7 +41,8 @@ from agents_session_metadata.core.definitions import (
     feature_table,
     session_link,
 )
-from agents_session_metadata.core.messages import Restriction, everywhere, newest_id
+from agents_session_metadata.core.messages import newest_id
+from agents_session_metadata.core.store import SessionStore
 from agents_session_metadata.dialects._locks import ROUNDS, lost_race
 from agents_session_metadata.text import quoted
 
@@ -139,13 +140,13 @@ class ThreadRows:
 
     def read_page(
         self,
+        store: SessionStore,
         connection: Connection,
         session_id: str,
         *,
         after: int | None,
         limit: int,
         descending: bool,
-        restrict: Restriction,
     ) -> list[ThreadItem]:
         """`after` is a position."""
         position = self._items.c.position
@@ -153,17 +154,13 @@ class ThreadRows:
         statement = statement.order_by(position.desc() if descending else position)
         if after is not None:
             statement = statement.where(position < after if descending else position > after)
-        return _items(connection.execute(*restrict(statement, self._items.c.session_id)))
+        return _items(connection.execute(*store.question(statement, self._items.c.session_id)))
 
     def read_item(
-        self,
-        connection: Connection,
-        session_id: str,
-        item_id: str,
-        restrict: Restriction = everywhere,
+        self, store: SessionStore, connection: Connection, session_id: str, item_id: str
     ) -> ThreadItem | None:
         statement = self._of_session(session_id).where(self._items.c.item_id == item_id)
-        found = _items(connection.execute(*restrict(statement, self._items.c.session_id)))
+        found = _items(connection.execute(*store.question(statement, self._items.c.session_id)))
         return found[0] if found else None
 
     def read_newest(
