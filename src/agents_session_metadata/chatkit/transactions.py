@@ -135,7 +135,8 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
                 raise held
             if asked is not None:
                 end = asked.history_end or 0
-                check_not_encrypted(_history(store, connection, session_id, after=end))
+                since = read_history(store.database, connection, session_id, after=end)
+                check_not_encrypted(since)
         rows.delete_item(connection, session_id, item_id)
         ended = item.kind in ENDS
         # Nothing that answers the message before a user message was deleted with it. And a paused
@@ -144,7 +145,7 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
             return ended
         newest = rows.read_newest(connection, session_id)
         if newest is not None and newest.position == asked.position:
-            first = _message_of(asked, _history(store, connection, session_id))
+            first = _message_of(asked, read_history(store.database, connection, session_id))
             if first is not None:
                 rewinding(store, session_id, Cut(before=first))(connection)
         return ended
@@ -182,13 +183,6 @@ def _text(content: object) -> str:
         for part in (content if isinstance(content, list) else ())
         if isinstance(part, dict) and isinstance(part.get("text"), str)
     )
-
-
-def _history(
-    store: ScopedStore, connection: Connection, session_id: str, after: int | None = None
-) -> list[ItemInfo]:
-    database = store.database
-    return read_history(connection, database.tables, database.dialect, session_id, after)
 
 
 # ---- attachments ----

@@ -28,6 +28,7 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
+from .database import Database
 from .store import SessionStore
 from .tables import SessionTables
 
@@ -91,24 +92,20 @@ def is_before(messages: Table, dialect: Dialect, item_id: int) -> ColumnElement[
 
 
 def read_history(
-    connection: Connection,
-    tables: SessionTables,
-    dialect: Dialect,
-    session_id: str,
-    after: int | None = None,
+    database: Database, connection: Connection, session_id: str, after: int | None = None
 ) -> list[ItemInfo]:
     """Returns items in order; unreadable ones are `UNREADABLE`.
 
     `after` is the id of an item: only items that were added after it are returned.
     """
-    messages = tables.messages
+    messages = database.tables.messages
     own = messages.c.session_id == bindparam("of_session")
     parameters: dict[str, Any] = {"of_session": session_id}
     if after is not None:
         last: Any = bindparam("after_item", type_=BigInteger)
         own = own & (messages.c.id > last)
         parameters["after_item"] = after
-    statement = _selected(messages, dialect).where(own).order_by(*in_order(messages))
+    statement = _selected(messages, database.dialect).where(own).order_by(*in_order(messages))
     return list(_items(connection.execute(statement, parameters)))
 
 

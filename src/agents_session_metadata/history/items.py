@@ -239,4 +239,4 @@ def _insert(
     database = store.database
     last = newest_id(connection, database.tables, session_id)
     store.insert_items(connection, session_id, texts)
-    return read_history(connection, database.tables, database.dialect, session_id, last)
+    return read_history(database, connection, session_id, last)

@@ -99,7 +99,7 @@ def rewinding(
     def rewind(connection: Connection) -> list[ItemInfo]:
         lock_to_change(store, connection, session_id)
         database = store.database
-        history = read_history(connection, database.tables, database.dialect, session_id)
+        history = read_history(database, connection, session_id)
         removed = history[cut.position(session_id, history) :]
         if not removed:
             return []

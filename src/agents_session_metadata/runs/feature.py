@@ -212,7 +212,7 @@ def give_up(database: Database, connection: Connection, session_id: str) -> None
     if progress is None:
         return
     first = json.loads(progress)["first"]
-    items = read_history(connection, tables, database.dialect, session_id, after=first)
+    items = read_history(database, connection, session_id, after=first)
     ids = [items[position].item_id for position in unanswered([each.item for each in items])]
     delete_messages(connection, tables, session_id, ids)
     _end(database, connection, session_id)

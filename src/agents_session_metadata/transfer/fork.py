@@ -60,7 +60,7 @@ def fork(
         kept = None
         copied_items = tables.messages.c.session_id == session_id
         if cut is not None:
-            history = read_history(connection, tables, dialect, session_id)
+            history = read_history(store.database, connection, session_id)
             position = cut.position(session_id, history)
             copied_items &= is_before(tables.messages, dialect, history[position].item_id)
             kept = [each.item_id for each in history[:position]]
