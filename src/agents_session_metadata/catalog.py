@@ -40,7 +40,7 @@ from .query.filters import Where, check_filter_key, parse_values
 from .query.logic import Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position, decode_cursor, encode_cursor
 from .query.pages import LONGEST_PAGE, OnCorrupt, Reader, check_limit, read_counts, read_sessions
-from .scope import Scope, ScopedStore
+from .scope import ScopedStore
 from .text import quoted
 from .transfer.exports import EXPORTED, Import, OnConflict, read_records
 from .transfer.fork import fork
@@ -244,8 +244,7 @@ class SessionCatalog:
             TypeError: If `values` is not a mapping.
             ValueError: If `values` is empty, or a value is `None`.
         """
-        scope = self._store.scope.narrowed(Scope.of(values))
-        return self._sharing(self._store.within(scope), **self._session_arguments)
+        return self._sharing(self._store.within(values), **self._session_arguments)
 
     # ---- one session ----
 

@@ -42,29 +42,11 @@ class Scope:
         }
         self.condition: Condition = equality(self.values) if self.values else EVERYTHING
 
-    @classmethod
-    def of(cls, values: Mapping[str, JSONValue]) -> Scope:
-        checked = parse_values(values, "a scope")
-        for key, value in checked.items():
-            if value is None:
-                raise ValueError(f"scope key {quoted(key)} is None; a scope needs a value")
-        return cls(checked)
-
     def __bool__(self) -> bool:
         return bool(self.values)
 
-    def narrowed(self, other: Scope) -> Scope:
-        self.check(other.values)
-        return Scope({**other.values, **self.values})
-
     def restrict(self, condition: Condition) -> Condition:
         return All((self.condition, condition)) if self else condition
-
-    def check(self, values: Mapping[str, Any]) -> None:
-        """Raises `ScopeError` if a key of the scope has another value."""
-        for key, value in self.values.items():
-            if key in values and search_key(values[key]) != search_key(value):
-                raise ScopeError(key)
 
 
 class ScopedStore(SessionStore):
@@ -81,7 +63,15 @@ class ScopedStore(SessionStore):
     def fixed(self) -> Mapping[str, EncodedValue]:  # type: ignore[override]  # not written to
         return encode_metadata(self.scope.values, self.limits) if self.scope else {}
 
-    def within(self, scope: Scope) -> ScopedStore:
+    def within(self, values: Mapping[str, JSONValue]) -> ScopedStore:
+        """Narrows the scope. Raises `ScopeError` if it has another value for a key."""
+        checked = parse_values(values, "a scope")
+        for key, value in checked.items():
+            if value is None:
+                raise ValueError(f"scope key {quoted(key)} is None; a scope needs a value")
+            if key in self._searched and self._searched[key] != search_key(value):
+                raise ScopeError(key)
+        scope = Scope({**checked, **self.scope.values})
         return ScopedStore(self.database, self.limits, scope)
 
     @property

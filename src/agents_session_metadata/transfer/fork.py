@@ -25,7 +25,6 @@ from agents_session_metadata.keys import (
 from agents_session_metadata.query.conditions import UNLIMITED
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue
-from agents_session_metadata.values import encode_metadata
 
 _ORIGIN = frozenset({FORKED_FROM, FORKED_BEFORE})
 """The keys by which a copy names its original."""
@@ -46,8 +45,7 @@ def fork(
         if key in metadata and (key not in origin or metadata[key] != origin[key]):
             raise ValueError(f"metadata must not set {key}: every fork records its own origin")
     store.check_written({}, _ORIGIN - origin.keys())
-    encoded = {**encode_metadata({**metadata, **origin}, store.limits), **store.fixed}
-    store.scope.check({**metadata, **origin})
+    encoded = store.encode_new({**metadata, **origin})
     left_out = sorted({*_LEFT_OUT, *([TITLE_AUTO] if TITLE in metadata else [])})
     tables, dialect, rows = store.database.tables, store.database.dialect, store.rows
 
