@@ -89,8 +89,27 @@ def sessions_app(
     )
 
 
+class HTTPApp:
+    """Answers HTTP requests, accepts the server's lifespan, and refuses a WebSocket."""
+
+    async def respond(self, request: Request) -> Response:
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            response = await self.respond(Request(scope, receive))
+            await response(scope, receive, send)
+        elif scope["type"] != "lifespan":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            stage = ""
+            while stage != "lifespan.shutdown":
+                stage = (await receive())["type"]
+                await send({"type": f"{stage}.complete"})
+
+
 @dataclass(frozen=True)
-class _SessionsApp:
+class _SessionsApp(HTTPApp):
     catalog: SessionCatalog
     get_scope: GetScope | None
     hidden: frozenset[str]
@@ -100,10 +119,7 @@ class _SessionsApp:
     document: dict[str, Any]
     streams: Streams
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(self._respond, scope, receive, send)
-
-    async def _respond(self, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         repeatable = True
         try:
             catalog = await scoped_catalog(self.catalog, self.get_scope, request)
@@ -203,19 +219,3 @@ async def scoped_catalog(
         return catalog.scoped(values)
     except InvalidFilterError as error:
         raise TypeError("the scope of a request must contain JSON values") from error
-
-
-async def answer(
-    respond: Callable[[Request], Awaitable[Response]], scope: Scope, receive: Receive, send: Send
-) -> None:
-    """Answers an HTTP request, accepts the server's lifespan, and refuses a WebSocket."""
-    if scope["type"] == "http":
-        response = await respond(Request(scope, receive))
-        await response(scope, receive, send)
-    elif scope["type"] != "lifespan":
-        await send({"type": "websocket.close", "code": 1008})
-    else:
-        stage = ""
-        while stage != "lifespan.shutdown":
-            stage = (await receive())["type"]
-            await send({"type": f"{stage}.complete"})

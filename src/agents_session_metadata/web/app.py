@@ -11,7 +11,7 @@ from typing import Final
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from agents_session_metadata.catalog import SessionCatalog, check_catalog
 from agents_session_metadata.errors import (
@@ -25,7 +25,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.http.app import (
     MAX_STREAMS,
     GetScope,
-    answer,
+    HTTPApp,
     scoped_catalog,
 )
 from agents_session_metadata.http.events import Streams
@@ -147,13 +147,10 @@ def browser_app(
 
 
 @dataclass(frozen=True)
-class _BrowserApp:
+class _BrowserApp(HTTPApp):
     options: Options
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(self._respond, scope, receive, send)
-
-    async def _respond(self, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         call = Call(request, self.options, self.options.catalog)
         try:
             check_request(request, self.options.hosts)
