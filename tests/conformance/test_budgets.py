@@ -27,8 +27,8 @@ from agents_session_metadata import (
     keys,
 )
 from agents_session_metadata.tracking import budget as budgets
-from agents_session_metadata.tracking import tracker as tracking
 from agents_session_metadata.tracking.budget import first_day
+from agents_session_metadata.usage import ledger
 from conformance import raw
 from conformance.running import agent, calls
 
@@ -178,7 +178,7 @@ async def test_windows_begin_at_midnight_utc(session, catalog, monkeypatch, wind
                 return cls.moment.astimezone(timezone(timedelta(hours=14))).replace(tzinfo=None)
             return cls.moment.astimezone(tz)
 
-    for module in (tracking, budgets):
+    for module in (ledger, budgets):
         monkeypatch.setattr(module, "datetime", Clock)
     budget = Budget(tokens=110, window=window)
     await run(session, budget)

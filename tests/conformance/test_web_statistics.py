@@ -7,9 +7,11 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 
 import pytest
+from sqlalchemy import func, select, update
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
+from agents_session_metadata.usage.prices import Tokens
 from agents_session_metadata.usage.statistics import Daily, Totals, nearest_rank, read_daily
 from conformance import raw
 
@@ -54,14 +56,16 @@ async def use(catalog, owner: str, day: date, tokens: int, cost: str | None, mod
     """Write a row into the ledger."""
     database = catalog._store.database
     await database.ensure(USAGE)
-    entry = UsageEntry("x", model, (1, tokens, 0, 0, 0, tokens), cost and Decimal(cost))
+    counts = Tokens(1, tokens, 0, 0, 0, tokens)
+    entry = UsageEntry("x", model, counts, cost and Decimal(cost))
     [table] = database.tables.group(USAGE).tables
-    messages = database.tables.messages
-    await database.write(
-        lambda connection: add_usage(
-            connection, table, messages, [entry], session_id=None, owner=owner, day=day
-        )
-    )
+
+    def write(connection) -> None:
+        add_usage(connection, catalog._store, [entry], None, owner)
+        added = connection.scalar(select(func.max(table.c.id)))
+        connection.execute(update(table).where(table.c.id == added).values(day=day))
+
+    await database.write(write)
 
 
 async def daily(store, where, most: int) -> Daily:

@@ -122,7 +122,7 @@ class Accounts:
         whose = entry.agent, entry.model
         before = self._pending.get(whose)
         if before is not None:
-            counts = Tokens(*before.counts).plus(Tokens(*entry.counts))
+            counts = before.counts.plus(entry.counts)
             cost = entry.cost if before.cost is None else before.cost + (entry.cost or 0)
             entry = UsageEntry(*whose, counts, cost)
         self._pending[whose] = entry

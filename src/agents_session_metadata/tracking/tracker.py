@@ -300,9 +300,9 @@ class SessionTracker(RunHooks[Any]):
         added = {
             keys.RUNS: runs,
             keys.REQUESTS: used.requests,
-            keys.INPUT_TOKENS: used.input,
-            keys.OUTPUT_TOKENS: used.output,
-            keys.TOTAL_TOKENS: used.total,
+            keys.INPUT_TOKENS: used.input_tokens,
+            keys.OUTPUT_TOKENS: used.output_tokens,
+            keys.TOTAL_TOKENS: used.total_tokens,
             keys.RUN_MS: round((self._clock() - self._started) * 1000),
         }
         calls = [
@@ -359,7 +359,7 @@ class SessionTracker(RunHooks[Any]):
 
         def add(connection: Connection, metadata: Metadata) -> None:
             payer = metadata.get(keys.OWNER_ID) if owner is None else owner
-            _add(connection, store, entries, session_id, payer)
+            add_usage(connection, store, entries, session_id, payer)
             added()
 
         must_exist = getattr(self.session, "_must_exist", False)
@@ -375,23 +375,10 @@ class SessionTracker(RunHooks[Any]):
                 await self._edit(entries, owner, lambda _: None)
             except SessionMetadataError:  # The session has ended, or is not what it was.
                 await store.database.write(
-                    lambda connection: _add(connection, store, entries, None, owner)
+                    lambda connection: add_usage(connection, store, entries, None, owner)
                 )
         except Exception:
             logger.warning("what a run used could not be recorded", exc_info=True)
-
-
-def _add(
-    connection: Connection,
-    store: ScopedStore,
-    entries: list[UsageEntry],
-    session_id: str | None,
-    owner: JSONValue,
-) -> None:
-    [table] = store.database.tables.group(USAGE).tables
-    today = datetime.now(timezone.utc).date()
-    messages = store.database.tables.messages
-    add_usage(connection, table, messages, entries, session_id=session_id, owner=owner, day=today)
 
 
 def _check_session(session: object) -> None:

@@ -62,20 +62,12 @@ from agents_session_metadata.values import (
     storable_text,
 )
 
+from .prices import Tokens
+
 USAGE = "usage"
 
 COST_UNIT = Decimal("1e-12")
 """The ledger stores costs as whole numbers of this unit."""
-
-COUNTERS = (
-    "requests",
-    "input_tokens",
-    "cached_input_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-    "total_tokens",
-)
-"""The columns that are added up, besides the cost."""
 
 FIELDS = ("day", "agent", "model", "owner_id", "session_id", "item_id")
 
@@ -87,11 +79,11 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class UsageEntry(NamedTuple):
-    """`counts` is in the order of `COUNTERS`. `cost` is None if the model has no price."""
+    """`cost` is None if the model has no price."""
 
     agent: str | None
     model: str | None
-    counts: tuple[int, ...]
+    counts: Tokens
     cost: Decimal | None
 
 
@@ -108,20 +100,17 @@ def owner_key(owner: JSONValue) -> bytes | None:
 
 def add_usage(
     connection: Connection,
-    table: Table,
-    messages: Table,
+    store: ScopedStore,
     entries: Iterable[UsageEntry],
-    *,
     session_id: str | None,
     owner: JSONValue,
-    day: date,
 ) -> None:
     key = owner_key(owner)
     whose = {
         "session_id": session_id,
         "owner_key": key,
         "owner_id": None if key is None else json_text(OWNER_ID, owner),
-        "day": day,
+        "day": datetime.now(timezone.utc).date(),
         "history_of": session_id,
     }
     rows = [
@@ -130,12 +119,12 @@ def add_usage(
             "agent": _named(entry.agent),
             "model": _named(entry.model),
             "cost": None if entry.cost is None else round(entry.cost / COST_UNIT),
-            **dict(zip(COUNTERS, entry.counts, strict=True)),
+            **entry.counts._asdict(),
         }
         for entry in entries
     ]
     if rows:
-        connection.execute(_insertion(table, messages), rows)
+        connection.execute(_insertion(_ledger(store), store.database.tables.messages), rows)
 
 
 @lru_cache(maxsize=256)
@@ -174,7 +163,7 @@ def define(
         Column("model", types.key, nullable=True),
         # The newest item of the session when the row was written, which belongs to the run's turn.
         Column("item_id", BigInteger, nullable=True),
-        *(Column(counter, BigInteger, nullable=False) for counter in COUNTERS),
+        *(Column(counter, BigInteger, nullable=False) for counter in Tokens._fields),
         # In units of 10 ** -12; NULL if the model has no price.
         Column("cost", BigInteger, nullable=True),
         session_link(name, sessions, "SET NULL"),
@@ -328,7 +317,7 @@ def _totals(usage: Table) -> list[ColumnElement[Any]]:
         unpriced.label("none"),
         billions.label("billions"),
         rest.label("rest"),
-        *(func.sum(usage.c[name]).label(name) for name in COUNTERS),
+        *(func.sum(usage.c[name]).label(name) for name in Tokens._fields),
     ]
 
 
@@ -349,7 +338,7 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
         total = totals.setdefault(tuple(row[: len(fields)]), {"cost": None, "unpriced": set()})
         for name in fields:
             total[name] = getattr(row, "owner" if name == "owner_id" else name)
-        for name in COUNTERS:
+        for name in Tokens._fields:
             total[name] = total.get(name, 0) + int(getattr(row, name))
         if row.rest is not None:
             total["cost"] = (total["cost"] or 0) + _cost(row.billions, row.rest)

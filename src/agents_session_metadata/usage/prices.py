@@ -17,14 +17,14 @@ _PER = 1_000_000
 
 
 class Tokens(NamedTuple):
-    """Numbers of a `Usage`, in the order in which the ledger stores them."""
+    """Numbers of a `Usage`, under the names of the ledger's columns."""
 
     requests: int = 0
-    input: int = 0
-    cached: int = 0
-    output: int = 0
-    reasoning: int = 0
-    total: int = 0
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    total_tokens: int = 0
 
     @classmethod
     def of(cls, usage: Usage) -> Tokens:
@@ -92,11 +92,11 @@ Prices: TypeAlias = "ModelPrice | Mapping[str, ModelPrice] | None"
 def cost_of(tokens: Tokens, price: ModelPrice) -> Decimal:
     """Returns a negative cost for negative tokens."""
     cached_price = price.input if price.cached_input is None else price.cached_input
-    fresh = tokens.input - tokens.cached
-    if tokens.input >= 0:
+    fresh = tokens.input_tokens - tokens.cached_input_tokens
+    if tokens.input_tokens >= 0:
         fresh = max(fresh, 0)
-    total = fresh * Decimal(price.input) + tokens.cached * Decimal(cached_price)
-    return (total + tokens.output * Decimal(price.output)) / _PER
+    total = fresh * Decimal(price.input) + tokens.cached_input_tokens * Decimal(cached_price)
+    return (total + tokens.output_tokens * Decimal(price.output)) / _PER
 
 
 def check_prices(prices: object) -> None:
