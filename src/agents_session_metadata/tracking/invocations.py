@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from agents_session_metadata import keys
 from agents_session_metadata.lifecycle import Forwarding, newest
@@ -22,7 +23,8 @@ class Editable(Protocol):
     async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata: ...
 
 
-class Invocation(NamedTuple):
+@dataclass
+class Invocation:
     """A tool call as it is stored. Of calls that 0.1.0 recorded, `ok` and `at` are not known."""
 
     id: str
@@ -86,7 +88,7 @@ async def add_invocation(
 
 def record_invocations(session: object, stored: Metadata, calls: Sequence[Invocation]) -> None:
     stored[keys.TOOL_CALLS] = _added(stored.get(keys.TOOL_CALLS), calls)
-    kept: Any = newest(session, [*invocations_of(stored), *(call._asdict() for call in calls)])
+    kept: Any = newest(session, [*invocations_of(stored), *map(vars, calls)])
     stored[keys.INVOCATION_DETAILS] = kept
     stored[keys.INVOCATIONS] = [call["id"] for call in kept]
 
@@ -95,7 +97,7 @@ def invocations_of(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the details of the newest tool calls, oldest first, also of those of 0.1.0."""
     details, calls = stored.get(keys.INVOCATION_DETAILS), stored.get(keys.INVOCATIONS)
     before = [
-        Invocation(*call)._asdict()
+        vars(Invocation(*call))
         for call in (calls if isinstance(calls, list) else [])
         if isinstance(call, list) and len(call) == 3
     ]

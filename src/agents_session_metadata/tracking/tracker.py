@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -40,15 +39,6 @@ MOST_TRACE_IDS = 20
 
 _warned: set[str] = set()
 """Warnings that were logged in this process and are not repeated."""
-
-
-@dataclass
-class _ToolCall:
-    identity: str
-    tool: str
-    started: float
-    at: datetime
-    milliseconds: int | None = None
 
 
 class SessionTracker(RunHooks[Any]):
@@ -127,8 +117,8 @@ class SessionTracker(RunHooks[Any]):
         self._accounts = Accounts(self._prices, self._model)
         self._agents: dict[str, None] = {}
         self._trace_ids: dict[str, None] = {}
-        self._calls: list[_ToolCall] = []
-        self._open: dict[Any, _ToolCall] = {}
+        self._calls: list[Invocation] = []
+        self._open: dict[Any, tuple[Invocation, float]] = {}
         self._failures: list[str] = []
         self._has_answer = False
         # Whoever the session belongs to when the model is called pays, even if it is deleted then.
@@ -195,17 +185,18 @@ class SessionTracker(RunHooks[Any]):
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         if self._sees(context):
             # A provider may use the same id again in another turn or run.
-            now = datetime.now(timezone.utc)
-            call = _ToolCall(_call_id(context, tool), _storable(tool.name), self._clock(), now)
+            now = datetime.now(timezone.utc).isoformat()
+            call = Invocation(_call_id(context, tool), _storable(tool.name), 0, ok=False, at=now)
             self._calls.append(call)
-            self._open[id(context.usage), call.identity] = call
+            self._open[id(context.usage), call.id] = call, self._clock()
             self._accounts.tool_starts(context.usage, _storable(agent.name))
         await self._hooks.on_tool_start(context, agent, tool)
 
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
-        call = self._open.pop((id(context.usage), _call_id(context, tool)), None)
-        if call is not None:
-            call.milliseconds = self._milliseconds_of(call)
+        opened = self._open.pop((id(context.usage), _call_id(context, tool)), None)
+        if opened is not None:
+            self._stop(*opened)
+            opened[0].ok = True
         # Also of a tool that began before the run was resumed.
         self._accounts.tool_ends(context.usage, _storable(agent.name))
         await self._hooks.on_tool_end(context, agent, tool, result)
@@ -234,11 +225,8 @@ class SessionTracker(RunHooks[Any]):
                 self._trace_ids[_storable(trace.trace_id)] = None
         return True
 
-    def _milliseconds_of(self, call: _ToolCall) -> int:
-        """Returns the time until now for an open call: no hook is called if one fails."""
-        if call.milliseconds is not None:
-            return call.milliseconds
-        return round((self._clock() - call.started) * 1000)
+    def _stop(self, call: Invocation, started: float) -> None:
+        call.ms = round((self._clock() - started) * 1000)
 
     async def _read_owner(self) -> None:
         self._has_read_owner = True
@@ -305,17 +293,9 @@ class SessionTracker(RunHooks[Any]):
             keys.TOTAL_TOKENS: used.total_tokens,
             keys.RUN_MS: round((self._clock() - self._started) * 1000),
         }
-        calls = [
-            Invocation(
-                call.identity,
-                call.tool,
-                self._milliseconds_of(call),
-                call.milliseconds is not None,
-                call.at.isoformat(),
-            )
-            for call in self._calls
-        ]
-        agents, trace_ids = list(self._agents), list(self._trace_ids)
+        for opened in self._open.values():  # No hook is called if a call fails.
+            self._stop(*opened)
+        calls, agents, trace_ids = self._calls, self._agents, self._trace_ids
 
         def change(stored: Metadata) -> None:
             for key, number in added.items():
