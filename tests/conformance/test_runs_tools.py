@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from agents import Agent
+from agents import Agent, function_tool
 from agents.exceptions import UserError
 from agents.mcp import MCPServer
 from agents.memory import OpenAIResponsesCompactionSession
 from agents.testing import ScriptedModel
-from agents.tool import CustomTool
+from agents.tool import CustomTool, ToolOutputFileContent, ToolOutputImage, ToolOutputText
 from mcp.types import CallToolResult, TextContent, Tool
 from openai.types.responses import ResponseCustomToolCall
 
 from agents_session_metadata import SessionRuns
+from agents_session_metadata.runs.journal import dump_output, load_output
 from conformance import raw
 from conformance.test_runs import Shop, history
 
@@ -89,6 +90,34 @@ async def test_a_custom_tool_is_not_called_again(catalog) -> None:
     found = await history(runs)
     assert found[:3] == ["user", "custom_tool_call e1", "custom_tool_call_output e1"]
     assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        ToolOutputText(text="the sea"),
+        ToolOutputImage(image_url="data:image/png;base64,AA==", detail="low"),
+        [ToolOutputText(text="the sea"), ToolOutputFileContent(file_id="file-1")],
+    ],
+)
+async def test_parts_of_an_output_are_given_back(catalog, output) -> None:
+    shop, runs, called = Shop(), SessionRuns(catalog), list[str]()
+
+    @function_tool
+    def show(place: str) -> Any:
+        called.append(place)
+        return output
+
+    with pytest.raises(UserError):
+        await runs.run("chat", shop.agent(["show c1"], ["fetch c2"], tools=[show]), "Hi")
+    before = await catalog.session("chat").get_items()
+    shop.fails = False
+    run = await runs.resume("chat", shop.agent("Done", tools=[show]))
+    assert (run.final_output, called) == ("Done", ["c1"])
+    items = await catalog.session("chat").get_items()
+    assert items[: len(before)] == before
+    assert items[2]["type"] == "function_call_output"
+    assert load_output(dump_output(output)) == output
 
 
 class Compacting(OpenAIResponsesCompactionSession):

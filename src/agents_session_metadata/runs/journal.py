@@ -24,9 +24,8 @@ from agents.models.multi_provider import MultiProvider
 from agents.tool import (
     CustomTool,
     FunctionTool,
-    ToolOutputFileContent,
-    ToolOutputImage,
-    ToolOutputText,
+    ValidToolOutputPydanticModels,
+    ValidToolOutputPydanticModelsTypeAdapter,
 )
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
@@ -45,12 +44,6 @@ from .lease import Lease
 
 _path: ContextVar[str] = ContextVar("path", default="")
 """The id of the call inside which a model is called; empty outside of tools."""
-
-_PARTS: dict[str, Any] = {
-    "text": ToolOutputText,
-    "image": ToolOutputImage,
-    "file": ToolOutputFileContent,
-}
 
 
 class Journal:
@@ -176,8 +169,8 @@ def _responses() -> TypeAdapter[ModelResponse]:
 def dump_output(value: Any) -> Any:
     """Returns JSON for an output of a tool. Values that are not JSON become the model's text."""
     parts = value if isinstance(value, list) else [value]
-    if parts and all(isinstance(part, tuple(_PARTS.values())) for part in parts):
-        dumped = [part.model_dump(mode="json", exclude_unset=True) for part in parts]
+    if parts and all(isinstance(part, ValidToolOutputPydanticModels) for part in parts):
+        dumped = [part.model_dump(mode="json", exclude_none=True) for part in parts]
         return {"parts": dumped} if parts is value else {"part": dumped[0]}
     try:
         copied = json.loads(json.dumps(value))
@@ -190,9 +183,8 @@ def dump_output(value: Any) -> Any:
 def load_output(value: Any) -> Any:
     if "json" in value:
         return value["json"]
-    given = value.get("parts") or [value["part"]]
-    parts = [_PARTS[part["type"]].model_validate(part) for part in given]
-    return parts if "parts" in value else parts[0]
+    load = ValidToolOutputPydanticModelsTypeAdapter.validate_python
+    return [load(part) for part in value["parts"]] if "parts" in value else load(value["part"])
 
 
 # ---- final outputs ----
@@ -212,9 +204,9 @@ def dump_final(value: Any, agent: Agent[Any]) -> Any:
             return TypeAdapter(kind).dump_python(value, mode="json")
         except (PydanticSerializationError, ValueError, TypeError):
             pass  # The output of a tool at which the run stopped.
-    return (
-        str(value) if isinstance(value, tuple(_PARTS.values())) else load_output(dump_output(value))
-    )
+    if isinstance(value, ValidToolOutputPydanticModels):
+        return str(value)
+    return load_output(dump_output(value))
 
 
 def load_final(value: Any, agent: Agent[Any] | None) -> Any:
