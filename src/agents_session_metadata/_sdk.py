@@ -287,8 +287,7 @@ class StoredSession(SQLAlchemySession):
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
         if not (create or self._store.is_restricted) and await super()._lock_session(sess):
             return True
-        lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
-        return await (await sess.connection()).run_sync(lock)
+        return await (await sess.connection()).run_sync(self._enter if create else self._lock)
 
     async def _read_history(self, read: Callable[[], Awaitable[T]]) -> T:
         """Finishes a read of a database in memory: a cancelled one would close its connection."""
@@ -364,6 +363,13 @@ class StoredSession(SQLAlchemySession):
         self._store.enter_history(connection, self.session_id, must_exist=self._must_exist)
         return True
 
+    def _lock(self, connection: Connection) -> bool:
+        """Also locks sessions whose ids only the SDK allows, unlike the store."""
+        store, session_id = self._store, self.session_id
+        return store.rows.lock_session(connection, session_id) and store.admits(
+            connection, session_id
+        )
+
     async def _texts(self, items: list[TResponseInputItem]) -> list[str]:
         return [await self._serialize_item(item) for item in items]
 
@@ -389,7 +395,7 @@ class StoredSession(SQLAlchemySession):
         return await self._store.database.write(work, prepare=self._store.is_restricted)
 
     def _clear(self, connection: Connection) -> None:
-        if not self._store.lock(connection, self.session_id):
+        if not self._lock(connection):
             return
         if self._on_clear == "delete" and not self._must_exist:
             self._store.rows.delete_session(connection, self.session_id)
@@ -406,7 +412,7 @@ class StoredSession(SQLAlchemySession):
         def begin(connection: Connection) -> bool:
             if items:
                 self._enter(connection)
-            elif not self._store.lock(connection, self.session_id):
+            elif not self._lock(connection):
                 return False
             self._delete_history(connection, prepare_change)
             return True

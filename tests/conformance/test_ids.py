@@ -172,3 +172,12 @@ async def test_history_of_long_ids(database, length):
     assert await catalog.count_sessions() == 1
     await session.clear_session()
     assert await session.get_items() == []
+
+
+@pytest.mark.only_on("sqlite")
+async def test_history_of_an_id_with_nul(database):
+    session = SQLAlchemyMetadataSession("a\x00b", engine=database.engine(), create_tables=True)
+    await session.add_items([raw.message("a"), raw.message("b")])
+    assert await session.pop_item() == raw.message("b")
+    await session.clear_session()
+    assert await session.get_items() == []
