@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from agents_session_metadata.core.database import insist, settle
+from agents_session_metadata.core.database import settle
 from agents_session_metadata.core.messages import delete_messages
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.core.tables import SessionTables
@@ -263,21 +263,6 @@ class Lease:
                 logger.warning("the lease of session %s was not renewed", shown, exc_info=True)
 
     # ---- letting it go ----
-
-    async def end(self, statement: Any, then: Callable[[Connection], object]) -> None:
-        """Ends the run, or this part of it, by a `held` statement. `then` writes what follows."""
-        is_found = False
-
-        def write(connection: Connection) -> None:
-            nonlocal is_found
-            is_locked = self.store.lock(connection, self.session_id)
-            if is_locked and self.holds(connection, statement):
-                is_found = True
-                then(connection)
-            elif not is_found:  # Else an earlier attempt was committed, although it raised.
-                raise self.lost()
-
-        await insist(lambda: self.store.database.write(write))
 
     async def release(self) -> None:
         """Ends the lease early: the run is interrupted from now on."""

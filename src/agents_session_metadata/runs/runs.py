@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agents_session_metadata._sdk import usage_of, was_cancelled
 from agents_session_metadata.catalog import SessionCatalog, check_catalog
-from agents_session_metadata.core.database import settle
+from agents_session_metadata.core.database import insist, settle
 from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
 from agents_session_metadata.errors import (
     RunFailedError,
@@ -758,16 +758,25 @@ class _Part:
     async def _end(
         self, status: str | None, statement: Any, outcome: dict[str, Any] | None = None
     ) -> None:
-        lease = self.lease
+        """Ends the run, or this part of it, by a `held` statement."""
+        lease, database = self.lease, self._runs._database
+        is_found = False
 
         def write(connection: Connection) -> None:
+            nonlocal is_found
+            is_locked = lease.store.lock(connection, lease.session_id)
+            if not (is_locked and lease.holds(connection, statement)):
+                if is_found:  # An earlier attempt was committed, although it raised.
+                    return
+                raise lease.lost()
+            is_found = True
             if outcome is not None:
                 self._runs._keep_outcome(connection, lease.row, outcome)
             if status == WAITING:
                 connection.execute(lease.sql.delete_steps, {"of_session": lease.session_id})
             lease.show(connection, status)
 
-        await lease.end(statement, write)
+        await insist(lambda: database.write(write))
 
     async def _fail(self, error: Exception) -> None:
         lease = self.lease

@@ -8,7 +8,7 @@ skipped. Until it has caught up, it does not see the items that it has stored.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, select
@@ -161,24 +161,16 @@ class RunSession(SQLAlchemyMetadataSession):
         if self._is_repeating:
             return NothingToCompact()
         found = await super()._snapshot(limit, **kwargs)
-        return None if found is None else _Suffix(self, tuple(found.items), found.complete)
 
+        async def replace_suffix(start: int, output: list[Any]) -> bool:
+            """Replaces the end of the history in a transaction of the run."""
+            writes, count = self._lease.progress.writes, len(found.items) - start
+            await self._write(
+                output, writes, lambda rows: rows[max(0, len(rows) - count) :], is_other=True
+            )
+            return True
 
-@dataclass(frozen=True)
-class _Suffix:
-    """The end of a history, which compaction replaces in a transaction of the run."""
-
-    session: RunSession
-    items: tuple[Any, ...]
-    complete: bool
-
-    async def replace_suffix(self, start: int, output: list[Any]) -> bool:
-        session, count = self.session, len(self.items) - start
-        writes = session._lease.progress.writes
-        await session._write(
-            output, writes, lambda rows: rows[max(0, len(rows) - count) :], is_other=True
-        )
-        return True
+        return None if found is None else replace(found, replace_suffix=replace_suffix)
 
 
 def open_session(lease: Lease, settings: Any) -> RunSession:
