@@ -35,7 +35,7 @@ from .history.items import list_items
 from .history.rewind import Cut, rewind
 from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
-from .query.details import Details
+from .query.details import NO_METADATA, Details
 from .query.filters import Where, check_filter_key, parse_values
 from .query.logic import Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position, decode_cursor, encode_cursor
@@ -337,7 +337,7 @@ class SessionCatalog:
         identity = {key: encoded[key] for key in {**wanted, **store.scope.values}}
         name = ""
         for attempt in range(_DERIVED_IDS):
-            last = await self._read(lambda reader: reader.last(condition, keys=[]))
+            last = await self._read(lambda reader: reader.last(condition, NO_METADATA))
             if last is not None:
                 return self.session(last.info.session_id), False
             # If the id is taken and the session does not match, it had the values once: every
@@ -376,14 +376,13 @@ class SessionCatalog:
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `keys` is a bare string.
         """
-        wanted = storable_keys(keys)
+        details = Details(storable_keys(keys), count_items, preview)
         check_id_type(session_id)
         if not is_text(session_id):
             return None
         condition = self._store.scope.restrict(IdIn((session_id,)))
-        details = Details(count_items, preview)
         found = await self._read(
-            lambda reader: reader.page(condition, WALK, limit=1, keys=wanted, details=details)
+            lambda reader: reader.page(condition, WALK, limit=1, details=details)
         )
         return found[0].checked(on_corrupt) if found else None
 
@@ -411,8 +410,8 @@ class SessionCatalog:
         if isinstance(where, Mapping) and isinstance(where.get(AGENT), str):
             where = {**where, AGENT: normalize_agent(where[AGENT])}
         condition = self._store.condition(where)
-        details = Details(count_items)
-        found = await self._read(lambda reader: reader.last(condition, details=details))
+        details = Details(count_items=count_items)
+        found = await self._read(lambda reader: reader.last(condition, details))
         return None if found is None else found.checked()
 
     async def last_sessions(
@@ -448,7 +447,7 @@ class SessionCatalog:
         """
         check_limit(limit, LONGEST_PAGE)
         condition, name = self._store.condition(where), check_filter_key(key)
-        details = Details(count_items)
+        details = Details(count_items=count_items)
         found = await self._read(
             lambda reader: reader.last_of_each(name, condition, limit, details)
         )
@@ -552,18 +551,13 @@ class SessionCatalog:
         """
         check_limit(limit, LONGEST_PAGE)
         ordering = Ordering.parse(order_by)
-        wanted = storable_keys(keys)
+        details = Details(storable_keys(keys), count_items, preview)
         condition = self._store.condition(where)
         after = None if cursor is None else decode_cursor(cursor, condition, ordering)
         # One more than requested tells whether there is a next page.
         found = await self._read(
             lambda reader: reader.page(
-                condition,
-                ordering,
-                limit=limit + 1,
-                after=after,
-                keys=wanted,
-                details=Details(count_items, preview),
+                condition, ordering, limit=limit + 1, after=after, details=details
             )
         )
         next_cursor = None
@@ -579,7 +573,9 @@ class SessionCatalog:
             return None
         condition, ordering = self._store.condition(where), Ordering.parse(order_by)
         one = self._store.scope.restrict(IdIn((session_id,)))
-        found = await self._read(lambda reader: reader.page(one, ordering, limit=1, keys=[]))
+        found = await self._read(
+            lambda reader: reader.page(one, ordering, limit=1, details=NO_METADATA)
+        )
         return encode_cursor(found[0].position, condition, ordering) if found else None
 
     async def iter_sessions(
@@ -613,7 +609,7 @@ class SessionCatalog:
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `keys` is a bare string.
         """
-        wanted = storable_keys(keys)
+        details = Details(storable_keys(keys), count_items, preview)
         condition = self._store.condition(where)
         after: Position | None = None
         while True:
@@ -623,8 +619,7 @@ class SessionCatalog:
                 ordering=WALK,
                 limit=_WALK_PAGE,
                 after=after,
-                keys=wanted,
-                details=Details(count_items, preview),
+                details=details,
             )
             found = await self._read(ask)
             for each in found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -34,14 +34,14 @@ async def poll_changes(
     limit: int = 100,
     interval: float = 2.0,
     initial: bool = False,
-    keys: Sequence[str] | None = None,
+    keys: tuple[str, ...] | None = None,
     on_corrupt: OnCorrupt | None = None,
 ) -> AsyncGenerator[list[SessionChange], None]:
     """Yields the changes since the last poll: removed sessions first, the newest session last."""
 
     def read(reader: Reader) -> list[Found]:
-        details = Details(newest_item=True)
-        return reader.page(condition, _NEWEST, limit=limit, keys=keys, details=details)
+        details = Details(keys, newest_item=True)
+        return reader.page(condition, _NEWEST, limit=limit, details=details)
 
     known: dict[str, tuple[str, SessionInfo]] = {}
     while True:

@@ -320,7 +320,7 @@ def id_problem(session_id: str) -> str | None:
     return None
 
 
-def storable_keys(keys: Iterable[str] | None) -> list[str] | None:
+def storable_keys(keys: Iterable[str] | None) -> tuple[str, ...] | None:
     """Drops duplicates and keys that cannot be stored."""
     if keys is None:
         return None
@@ -328,8 +328,8 @@ def storable_keys(keys: Iterable[str] | None) -> list[str] | None:
         raise TypeError(
             f"keys must be a list of keys, got the {type(keys).__name__} {quoted(keys)}"
         )
-    wanted = list(dict.fromkeys(keys))
+    wanted = dict.fromkeys(keys)
     for key in wanted:
         if not isinstance(key, str):
             raise TypeError(f"a key must be a string, got {type(key).__name__}")
-    return [key for key in wanted if key_problem(key) is None]
+    return tuple(key for key in wanted if key_problem(key) is None)

@@ -74,7 +74,7 @@ class SessionStore:
             keys = list(keys)
         wanted = storable_keys(keys)
         found: Metadata = {}
-        if id_problem(session_id) is None and wanted != []:
+        if id_problem(session_id) is None and wanted != ():
             own_id = self.database.tables.metadata.c.session_id
 
             def read(connection: Connection) -> Metadata:
@@ -152,7 +152,7 @@ class SessionStore:
     async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
         wanted = storable_keys(keys)
         self.check_written({}, wanted or ())
-        if id_problem(session_id) is not None or wanted == []:
+        if id_problem(session_id) is not None or wanted == ():
             return 0
 
         def write(connection: Connection) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator as op
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -24,7 +24,7 @@ from agents_session_metadata.core.database import Database
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.query.conditions import Contains, Equals, IdIn, TimeBound, constant
-from agents_session_metadata.query.details import NOTHING_ELSE, Details
+from agents_session_metadata.query.details import METADATA, NO_METADATA, Details
 from agents_session_metadata.query.logic import All, Condition
 from agents_session_metadata.query.ordering import Ordering, Position
 from agents_session_metadata.query.pages import Found, Reader, collected
@@ -56,9 +56,7 @@ _OLDEST_FIRST = Ordering("updated_at", descending=False)
 class _WalkBuilder(Builder):
     """The condition contains the other conditions, without the one that an index serves."""
 
-    def walk(
-        self, ordering: Ordering, *, beyond: bool, some_keys: int | None, details: Details
-    ) -> Statement:
+    def walk(self, *, ordering: Ordering, beyond: bool, details: Details) -> Statement:
         """Returns a page of sessions with their metadata, or one row without a session.
 
         Every row has the state of the index as `usable`, and the number of entries as `passed`.
@@ -97,7 +95,7 @@ class _WalkBuilder(Builder):
         beside = select(
             usable.scalar_subquery().label("usable"), passed.scalar_subquery().label("passed")
         )
-        return self._with_metadata(page, terms, some_keys, details, beside=beside.subquery("state"))
+        return self._with_metadata(page, terms, details, beside=beside.subquery("state"))
 
     def _in_order(self, entries: FromClause, ordering: Ordering) -> list[Term]:
         # As in the index.
@@ -160,8 +158,8 @@ class IndexReader(Reader):
             return found
         return self._timed(partial(super().page, condition, ordering, **wanted), condition)
 
-    def last(self, condition: Condition, **wanted: Any) -> Found | None:
-        found = self._walk(condition, _NEWEST_FIRST, limit=_TIED + 1, keys=[])
+    def last(self, condition: Condition, details: Details = METADATA) -> Found | None:
+        found = self._walk(condition, _NEWEST_FIRST, limit=_TIED + 1, details=NO_METADATA)
         if found == []:
             return None
         if found is not None:
@@ -170,7 +168,7 @@ class IndexReader(Reader):
             if len(tied) <= _TIED:
                 ids = sorted(each.info.session_id for each in tied)
                 condition = All((condition, IdIn(tuple(ids))))
-        return self._timed(partial(super().last, condition, **wanted), condition)
+        return self._timed(partial(super().last, condition, details), condition)
 
     def oldest(
         self, condition: Condition, *, limit: int, after: Position | None = None
@@ -179,11 +177,12 @@ class IndexReader(Reader):
         plan = _plan(All(tuple(parts)), self._known)
         if plan is None or not all(map(_is_of_activity, plan[1])):
             return None
-        found = self._walk(All(tuple(parts)), _OLDEST_FIRST, limit=limit, after=after, keys=[])
+        walk = partial(self._walk, All(tuple(parts)), _OLDEST_FIRST, details=NO_METADATA)
+        found = walk(limit=limit, after=after)
         return None if found is None else [each.position for each in found]
 
     def ids(self, condition: Condition, limit: int | None) -> list[str]:
-        walk = partial(self._walk, condition, _NEWEST_FIRST, keys=[])
+        walk = partial(self._walk, condition, _NEWEST_FIRST, details=NO_METADATA)
         found = None if limit is None else walk(limit=limit)
         if found is not None:
             return [each.info.session_id for each in found]
@@ -208,8 +207,7 @@ class IndexReader(Reader):
         *,
         limit: int,
         after: Position | None = None,
-        keys: Sequence[str] | None = None,
-        details: Details = NOTHING_ELSE,
+        details: Details = METADATA,
     ) -> list[Found] | None:
         """Reads a page from an index. Returns None if none can give it."""
         plan = _plan(condition, self._known)
@@ -223,17 +221,17 @@ class IndexReader(Reader):
             "walk_value": leader.values[0].indexed,
             "walk_bound": bound,
             "limit": limit,
+            **details.parameters(self.database.dialect),
             **({} if after is None else after.parameters()),
         }
-        some_keys = self.queries.some_keys(keys, parameters)
-        query = self.queries.built(
-            ("walk", ordering.descending, after is None, some_keys, details),
+        query = self.queries.query(
+            _WalkBuilder.walk,
             All(others),
-            _WalkBuilder,
-            lambda build: build.walk(
-                ordering, beyond=after is not None, some_keys=some_keys, details=details
-            ),
             parameters,
+            _WalkBuilder,
+            ordering=ordering,
+            beyond=after is not None,
+            details=details.shape,
         )
         result = self.connection.execute(*query)
         names, rows = list(result.keys()), result.all()

@@ -28,14 +28,25 @@ _USER = ('"role":"user"', '"role": "user"')
 
 
 class Details(NamedTuple):
-    """With `newest_item`, the id of the newest item is read."""
+    """The `keys` to read, or all; and, with `newest_item`, the id of the newest item."""
 
+    keys: tuple[str, ...] | None = None
     count_items: bool = False
     preview: bool = False
     newest_item: bool = False
 
+    @property
+    def shape(self) -> Details:
+        """Without the names of keys, which are parameters; only their number matters."""
+        count = min(len(self.keys or ()), Dialect.many + 1)
+        return self._replace(keys=("",) * count) if self.keys else self
 
-NOTHING_ELSE = Details()
+    def parameters(self, dialect: Dialect) -> dict[str, Any]:
+        return dialect.list_parameters("keys", self.keys) if self.keys else {}
+
+
+METADATA = Details()
+NO_METADATA = Details(keys=())
 
 
 def first_message(

@@ -19,7 +19,7 @@ from agents_session_metadata.types import Metadata, SessionInfo, ValueCount
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
 from .conditions import IdIn
-from .details import NOTHING_ELSE, Details, preview_of
+from .details import METADATA, Details, preview_of
 from .logic import Condition
 from .ordering import WALK, Ordering, Position
 from .queries import Queries, queries_of
@@ -74,27 +74,18 @@ class Reader:
         *,
         limit: int,
         after: Position | None = None,
-        keys: Sequence[str] | None = None,
-        details: Details = NOTHING_ELSE,
+        details: Details = METADATA,
     ) -> list[Found]:
         ask = partial(self.queries.page, condition, ordering, limit=limit, after=after)
-        ask = partial(ask, keys=keys, details=details)
 
         def read(pieces: int) -> list[Found]:
-            return collect(self.connection.execute(*ask(pieces=pieces)))
+            return collect(self.connection.execute(*ask(details=details, pieces=pieces)))
 
         return _in_whole_order(self.queries, read, lambda found: found.position.value)
 
-    def last(
-        self,
-        condition: Condition,
-        *,
-        keys: Sequence[str] | None = None,
-        details: Details = NOTHING_ELSE,
-    ) -> Found | None:
+    def last(self, condition: Condition, details: Details = METADATA) -> Found | None:
         """Reads the most recently active session."""
-        query = self.queries.last(condition, keys=keys, details=details)
-        found = collect(self.connection.execute(*query))
+        found = collect(self.connection.execute(*self.queries.last(condition, details)))
         return found[0] if found else None
 
     def last_of_each(

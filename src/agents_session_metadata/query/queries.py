@@ -6,9 +6,9 @@ A statement is built once for all conditions of one shape, and cached.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Table
 
@@ -17,12 +17,10 @@ from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 
 from .conditions import Exists
-from .details import NOTHING_ELSE, Details
+from .details import METADATA, Details
 from .logic import All, Condition, Context, Parameters
 from .ordering import Ordering, Position
 from .statements import MISSING, Builder
-
-B = TypeVar("B", bound=Builder)
 
 
 class Query(NamedTuple):
@@ -45,14 +43,14 @@ class Queries:
     def find(self, condition: Condition, limit: int | None) -> Query:
         """Returns the most recently active sessions first."""
         parameters = {} if limit is None else {"limit": limit}
-        return self._query(Builder.find, condition, parameters, limited=limit is not None)
+        return self.query(Builder.find, condition, parameters, limited=limit is not None)
 
     def count(self, condition: Condition) -> Query:
-        return self._query(Builder.count, condition, {})
+        return self.query(Builder.count, condition, {})
 
     def ids(self, condition: Condition, *, after: str | None, limit: int) -> Query:
         parameters = {"limit": limit, **({} if after is None else {"after_id": after})}
-        return self._query(Builder.ids, condition, parameters, walk=after is not None)
+        return self.query(Builder.ids, condition, parameters, walk=after is not None)
 
     def page(
         self,
@@ -61,8 +59,7 @@ class Queries:
         *,
         limit: int,
         after: Position | None = None,
-        keys: Sequence[str] | None = None,
-        details: Details = NOTHING_ELSE,
+        details: Details = METADATA,
         pieces: int = 1,
     ) -> Query:
         """Returns a row per session and key, in one statement.
@@ -70,46 +67,36 @@ class Queries:
         `pieces` is the number of parts by which long values are sorted if the database cannot sort
         by the whole value.
         """
-        parameters: Parameters = {"limit": limit}
+        parameters: Parameters = {"limit": limit, **details.parameters(self.dialect)}
         if ordering.key is not None:
             parameters["order_key"] = ordering.key
             value = after and (after.value or (MISSING[ordering.descending], b""))
             parameters.update(zip(("after_key", "after_rest"), value or (), strict=False))
         if after is not None:
             parameters.update(after.parameters())
-        return self._query(
+        return self.query(
             Builder.page,
             condition,
             parameters,
             ordering=ordering.shape,
             beyond=after is not None,
             pieces=pieces,
-            some_keys=self.some_keys(keys, parameters),
-            details=details,
+            details=details.shape,
         )
 
-    def last(
-        self,
-        condition: Condition,
-        *,
-        keys: Sequence[str] | None = None,
-        details: Details = NOTHING_ELSE,
-    ) -> Query:
+    def last(self, condition: Condition, details: Details) -> Query:
         """Within one tick of the clock, the session with the newest message is the last one."""
-        parameters: Parameters = {}
-        some_keys = self.some_keys(keys, parameters)
-        return self._query(
-            Builder.last, condition, parameters, some_keys=some_keys, details=details
-        )
+        parameters = details.parameters(self.dialect)
+        return self.query(Builder.last, condition, parameters, details=details.shape)
 
     def last_of_each(self, key: str, condition: Condition, limit: int) -> Query:
         having = All((condition, Exists(key)))
-        return self._query(Builder.last_of_each, having, {"each_key": key, "limit": limit})
+        return self.query(Builder.last_of_each, having, {"each_key": key, "limit": limit})
 
     def count_values(self, key: str, condition: Condition, limit: int, *, pieces: int = 1) -> Query:
         """Counts the elements of lists one by one."""
         parameters = {"counted_key": key, "limit": limit}
-        return self._query(Builder.count_values, condition, parameters, pieces=pieces)
+        return self.query(Builder.count_values, condition, parameters, pieces=pieces)
 
     def where(
         self, statement: Statement, condition: Condition, session_id: ColumnElement[str]
@@ -125,42 +112,25 @@ class Queries:
                 self._keep(shape, truth)
         return Query(statement.where(truth), builder.parameters())
 
-    def some_keys(self, keys: Sequence[str] | None, parameters: Parameters) -> int | None:
-        """Adds the parameters of `keys`; returns how their number changes the statement."""
-        if not keys:
-            return None if keys is None else 0
-        parameters.update(self.dialect.list_parameters("keys", keys))
-        return min(len(keys), self.dialect.many + 1)
-
-    def _query(
+    def query(
         self,
         build: Callable[..., Statement],
         condition: Condition,
         parameters: Parameters,
+        make: type[Builder] = Builder,
         **shape: Hashable,
     ) -> Query:
-        kind = build, *shape.values()
-        return self.built(kind, condition, Builder, lambda each: build(each, **shape), parameters)
+        """Builds a statement by a method of a builder, or takes it from the cache.
 
-    def built(
-        self,
-        kind: tuple[Any, ...],
-        condition: Condition,
-        make: Callable[[Context, Condition], B],
-        build: Callable[[B], Statement],
-        parameters: Parameters | None = None,
-    ) -> Query:
-        """Builds a statement, or takes it from the cache.
-
-        `kind` must contain everything besides the shape of the condition that changes its text.
+        `shape` must contain everything besides the shape of the condition that changes its text.
         """
-        shape = kind, condition.shape()
+        kind = build, *shape.values(), condition.shape()
         builder = make(self._context, condition)
-        statement = self._statements.get(shape)
+        statement = self._statements.get(kind)
         if statement is None:
-            statement = build(builder)
-            self._keep(shape, statement)
-        return Query(statement, {**builder.parameters(), **(parameters or {})})
+            statement = build(builder, **shape)
+            self._keep(kind, statement)
+        return Query(statement, {**builder.parameters(), **parameters})
 
     def _keep(self, shape: Any, built: Any) -> None:
         with self._lock:

@@ -122,7 +122,6 @@ class Builder:
         *,
         beyond: bool,
         pieces: int,
-        some_keys: int | None,
         details: Details,
     ) -> Statement:
         source = self.source(sessions=True, walk=ordering.native and beyond)
@@ -138,15 +137,15 @@ class Builder:
             if self._is_of_all and ordering.column in ("updated_at", "created_at"):
                 column = self._sessions.c[ordering.column]
                 inner = inner.where(self._dialect.reaches(column, descending=ordering.descending))
-        return self._with_metadata(inner, terms, some_keys, details, native=ordering.native)
+        return self._with_metadata(inner, terms, details, native=ordering.native)
 
-    def last(self, *, some_keys: int | None, details: Details) -> Statement:
+    def last(self, *, details: Details) -> Statement:
         source = self.source(sessions=True)
         if self._is_of_all:
             times = self._sessions.alias("times").c.updated_at
             newest = self._sessions.c.updated_at >= select(func.max(times)).scalar_subquery()
             source = replace(source, conditions=(newest,))
-        return self._with_metadata(self._newest_of(source, details), (), some_keys, details)
+        return self._with_metadata(self._newest_of(source, details), (), details)
 
     def _newest_of(self, source: Source, details: Details) -> Statement:
         columns = self._info_columns(source.session_id, details)
@@ -273,7 +272,6 @@ class Builder:
         self,
         inner: Statement,
         terms: Sequence[Term],
-        some_keys: int | None,
         details: Details,
         *,
         native: bool = False,
@@ -285,7 +283,7 @@ class Builder:
         The columns of `beside`, which has one row, are added to every row. Without a session, only
         that row is returned.
         """
-        if some_keys == 0 and beside is None and not details.preview:
+        if details.keys == () and beside is None and not details.preview:
             return inner
         page = inner.subquery("page")
         if details.preview:
@@ -298,11 +296,11 @@ class Builder:
         if details.preview:
             message = first_message(self._tables, self._dialect, page)
             columns.append(case((page.c.again == constant(1), message)).label("message"))
-        if some_keys != 0:
+        if details.keys != ():
             rows = self._tables.metadata
             same = rows.c.session_id == page.c.session_id
-            if some_keys:
-                same = and_(same, self._dialect.one_of(rows.c.key, "keys", some_keys))
+            if details.keys:
+                same = and_(same, self._dialect.one_of(rows.c.key, "keys", len(details.keys)))
             if details.preview:
                 same = and_(same, page.c.again == constant(0))
             columns += [rows.c.key, rows.c.value.label("value")]

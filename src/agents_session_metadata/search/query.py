@@ -239,15 +239,12 @@ class Search:
             given["after_item"] = after.item_id + after.is_title
             given["after_title"] = after.item_id
             given["after_session"] = after.session_id if after.is_title else ""
-        return self._execute(build, given, shape)
+        return self._execute(build, given, shape=shape)
 
     def _execute(
-        self, build: Callable[..., Any], parameters: dict[str, Any], *shape: Shape
+        self, build: Callable[..., Any], parameters: dict[str, Any], **shape: Shape
     ) -> list[Any]:
-        kind = build, *shape
-        query = self.queries.built(
-            kind, self.condition, SearchBuilder, lambda each: build(each, *shape), parameters
-        )
+        query = self.queries.query(build, self.condition, parameters, SearchBuilder, **shape)
         return list(self.connection.execute(*query))
 
 

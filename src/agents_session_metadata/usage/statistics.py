@@ -14,6 +14,7 @@ from sqlalchemy import Connection, select
 from agents_session_metadata import keys
 from agents_session_metadata.core.features import in_use
 from agents_session_metadata.core.rows import decode_stored
+from agents_session_metadata.query.details import Details
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering
@@ -34,7 +35,7 @@ _COUNTERS = (
 _FIELDS = (*_COUNTERS[:5], "resumed", "resumed_completed", "with_errors")
 """Sums under the names of the fields of `Statistics`."""
 _READ = (*_COUNTERS, keys.STATUS, keys.RESUMES, keys.COST, keys.TOOL_CALLS)
-_READ_BY_DAY = (keys.STATUS, keys.AGENT, keys.RUNS, keys.DURATION_MS, keys.TOOL_CALLS)
+_BY_DAY = Details((keys.STATUS, keys.AGENT, keys.RUNS, keys.DURATION_MS, keys.TOOL_CALLS))
 MOST = 10**18
 """Counters from this number on, and negative ones, are left out."""
 _DEAREST = 10**12
@@ -173,7 +174,7 @@ async def read_daily(
     condition = store.condition({"$and": [where, after]} if where else after)
     found = await read_sessions(
         store.database,
-        lambda reader: reader.page(condition, _NEWEST, limit=most + 1, keys=_READ_BY_DAY),
+        lambda reader: reader.page(condition, _NEWEST, limit=most + 1, details=_BY_DAY),
     )
     days: defaultdict[date, Totals] = defaultdict(Totals)
     whole = Totals()
