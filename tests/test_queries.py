@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from conformance.oracle import matches
@@ -13,9 +15,13 @@ from scaling import examples
 from agents_session_metadata.core.tables import query_tables, table_names
 from agents_session_metadata.dialects._sqlite import SQLite
 from agents_session_metadata.errors import InvalidCursorError
+from agents_session_metadata.query.details import Details
 from agents_session_metadata.query.filters import parse_filter
+from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering, seal, unseal
-from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.query.pages import Reader
+from agents_session_metadata.query.queries import Queries, Query
+from agents_session_metadata.query.statements import Builder
 
 PARTS: st.SearchStrategy[dict[str, Any]] = st.recursive(
     st.sampled_from([{}, {}, {"a": 1}, {"a": {"$in": []}}, {"a": {"$nin": []}}]),
@@ -37,16 +43,29 @@ def queries() -> Queries:
     return Queries(SQLite(), query_tables(table_names()), native_ids=True)
 
 
+def count(asked: Queries, condition: Condition) -> Query:
+    return asked.query(Builder.count, condition, {})
+
+
 def test_values_and_limits_do_not_change_a_statement():
-    asked = queries()
+    database: Any = SimpleNamespace(
+        dialect=SQLite(), tables=query_tables(table_names()), native_ids=True
+    )
 
     def pages(value: str, key: str, limit: int) -> list[object]:
+        connection = MagicMock()
+        connection.execute().all.return_value = []
+        connection.reset_mock()
+        reader = Reader(database, connection)
         where = parse_filter({"a": value, "$or": [{key: {"$gte": limit}}, {"b": value}]})
-        orders = Ordering.parse("-updated_at"), Ordering.parse(key)
-        pages = [asked.page(where, order, limit=limit) for order in orders]
-        found = asked.find(where, limit), asked.ids(where, after=None, limit=limit)
-        counted = asked.count_values(key, where, limit)
-        return [query.statement for query in (*pages, *found, counted)]
+        for order in ("-updated_at", key):
+            reader.page(where, Ordering.parse(order), limit=limit, details=Details((key, value)))
+        reader.ids(where, limit)
+        reader.count_values(key, where, limit)
+        connection.scalars(*reader.queries.ids(where, after=None, limit=limit))
+        calls = [*connection.execute.call_args_list, *connection.scalars.call_args_list]
+        assert len(calls) == 5
+        return [call.args[0] for call in calls]
 
     first = pages("x", "c", 1)
     for others in (pages("y", "d", 2), pages("z", "e", 1_000)):
@@ -57,11 +76,11 @@ def test_a_condition_in_two_places_has_parameters_of_each_place():
     one, other = parse_filter({"a": 1}), parse_filter({"a": 2})
     asked = queries()
     both = parse_filter({"$or": [{"a": 1}, {"a": 1}]})
-    assert len(asked.count(type(both)((one, one))).parameters) == 4
-    statement, parameters = asked.count(type(both)((one, other)))
+    assert len(count(asked, type(both)((one, one))).parameters) == 4
+    statement, parameters = count(asked, type(both)((one, other)))
     values = {name: value for name, value in parameters.items() if not name.endswith("_key")}
     assert len(set(values.values())) == 2
-    assert statement is asked.count(type(both)((one, one))).statement
+    assert statement is count(asked, type(both)((one, one))).statement
 
 
 def test_the_cache_evicts_the_oldest_statement(monkeypatch):
@@ -69,9 +88,8 @@ def test_the_cache_evicts_the_oldest_statement(monkeypatch):
     asked = queries()
 
     def ask(conditions: int) -> object:
-        return asked.count(
-            parse_filter({f"k{number}": 1 for number in range(conditions)})
-        ).statement
+        where = parse_filter({f"k{number}": 1 for number in range(conditions)})
+        return count(asked, where).statement
 
     kept = [ask(number) for number in range(3)]
     ask(3)

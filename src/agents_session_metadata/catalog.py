@@ -37,9 +37,8 @@ from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
 from .query.details import NO_METADATA, Details
 from .query.filters import Where, check_filter_key, parse_values
-from .query.logic import Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position, decode_cursor, encode_cursor
-from .query.pages import LONGEST_PAGE, OnCorrupt, Reader, check_limit, read_counts, read_sessions
+from .query.pages import LONGEST_PAGE, OnCorrupt, Reader, check_limit, read_sessions
 from .scope import ScopedStore
 from .text import quoted
 from .transfer.exports import EXPORTED, Import, OnConflict, read_records
@@ -700,7 +699,8 @@ class SessionCatalog:
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
-        return await self._count(self._store.condition(where))
+        condition = self._store.condition(where)
+        return await self._read(lambda reader: reader.count(condition))
 
     async def count_values(
         self, key: str, where: Where | None = None, *, limit: int = 100
@@ -724,9 +724,7 @@ class SessionCatalog:
         check_filter_key(key)
         check_limit(limit)
         condition = self._store.condition(where)
-        return await self._store.database.read(
-            lambda connection: read_counts(connection, self._store.queries, key, condition, limit)
-        )
+        return await self._read(lambda reader: reader.count_values(key, condition, limit))
 
     async def delete_sessions(
         self,
@@ -783,7 +781,7 @@ class SessionCatalog:
         check_limit(batch_size, LONGEST_PAGE, "batch_size")
         condition = await deletable(self._store, condition, inactive_for, paused_for)
         if dry_run:
-            return await self._count(condition)
+            return await self._read(lambda reader: reader.count(condition))
         return await delete_matching(
             self._store, condition, batch_size=batch_size, progress=progress
         )
@@ -1275,12 +1273,6 @@ class SessionCatalog:
 
     async def _read(self, work: Callable[[Reader], T]) -> T:
         return await read_sessions(self._store.database, work)
-
-    async def _count(self, condition: Condition) -> int:
-        store = self._store
-        return await store.database.read(
-            lambda connection: int(connection.scalars(*store.queries.count(condition)).one())
-        )
 
     def _check_unscoped(self, method: str) -> None:
         if self._store.scope:

@@ -18,12 +18,12 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata, SessionInfo, ValueCount
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
-from .conditions import IdIn
+from .conditions import Exists, IdIn
 from .details import METADATA, Details, preview_of
-from .logic import Condition
+from .logic import All, Condition, Parameters
 from .ordering import WALK, Ordering, Position
 from .queries import Queries, queries_of
-from .statements import MISSING
+from .statements import MISSING, Builder
 
 T = TypeVar("T")
 
@@ -76,23 +76,48 @@ class Reader:
         after: Position | None = None,
         details: Details = METADATA,
     ) -> list[Found]:
-        ask = partial(self.queries.page, condition, ordering, limit=limit, after=after)
+        """Reads a page by one statement, with a row per session and key."""
+        parameters: Parameters = {"limit": limit, **details.parameters(self.database.dialect)}
+        if ordering.key is not None:
+            parameters["order_key"] = ordering.key
+        if after is not None:
+            parameters |= after.parameters()
+            if ordering.key is not None:
+                value = after.value or (MISSING[ordering.descending], b"")
+                parameters["after_key"], parameters["after_rest"] = value
+        ask = partial(
+            self.queries.query,
+            Builder.page,
+            condition,
+            parameters,
+            ordering=ordering.shape,
+            beyond=after is not None,
+            details=details.shape,
+        )
 
         def read(pieces: int) -> list[Found]:
-            return collect(self.connection.execute(*ask(details=details, pieces=pieces)))
+            return collect(self.connection.execute(*ask(pieces=pieces)))
 
-        return _in_whole_order(self.queries, read, lambda found: found.position.value)
+        return self._in_whole_order(read, lambda found: found.position.value)
 
     def last(self, condition: Condition, details: Details = METADATA) -> Found | None:
-        """Reads the most recently active session."""
-        found = collect(self.connection.execute(*self.queries.last(condition, details)))
+        """Reads the most recently active session.
+
+        Within one tick of the clock, it is the one with the newest message.
+        """
+        parameters = details.parameters(self.database.dialect)
+        query = self.queries.query(Builder.last, condition, parameters, details=details.shape)
+        found = collect(self.connection.execute(*query))
         return found[0] if found else None
 
     def last_of_each(
         self, key: str, condition: Condition, limit: int, details: Details
     ) -> list[Found]:
         """Reads the most recently active session of each scalar value, newest first."""
-        ids = tuple(self.connection.scalars(*self.queries.last_of_each(key, condition, limit)))
+        having = All((condition, Exists(key)))
+        parameters = {"each_key": key, "limit": limit}
+        query = self.queries.query(Builder.last_of_each, having, parameters)
+        ids = tuple(self.connection.scalars(*query))
         if not ids:
             return []
         # The plain page: no index is better than the ids.
@@ -110,7 +135,40 @@ class Reader:
 
     def ids(self, condition: Condition, limit: int | None) -> list[str]:
         """Reads ids, most recently active first."""
-        return list(self.connection.scalars(*self.queries.find(condition, limit)))
+        parameters = {} if limit is None else {"limit": limit}
+        query = self.queries.query(Builder.find, condition, parameters, limited=limit is not None)
+        return list(self.connection.scalars(*query))
+
+    def count(self, condition: Condition) -> int:
+        return int(self.connection.scalars(*self.queries.query(Builder.count, condition, {})).one())
+
+    def count_values(self, key: str, condition: Condition, limit: int) -> list[ValueCount]:
+        """Counts the sessions of each value, and the elements of lists one by one."""
+        # One more than the limit shows whether the last one is tied with what comes after it.
+        parameters = {"counted_key": key, "limit": limit + 1}
+        ask = partial(self.queries.query, Builder.count_values, condition, parameters)
+
+        def read(pieces: int) -> list[tuple[SearchKey, int]]:
+            rows: Any = self.connection.execute(*ask(pieces=pieces)).all()
+            return [(SearchKey(bytes(key), bytes(rest)), int(count)) for key, rest, count in rows]
+
+        found = self._in_whole_order(read, lambda each: each[0])
+        return [ValueCount(decode_scalar(value), count) for value, count in found[:limit]]
+
+    def _in_whole_order(
+        self, read: Callable[[int], list[T]], value_of: Callable[[T], SearchKey | None]
+    ) -> list[T]:
+        """Reads rows, and if the database sorts by beginnings only, again by more of long values.
+
+        `read` takes the number of parts by which long values are sorted.
+        """
+        pieces, length = 1, self.database.dialect.sorted_bytes
+        while True:
+            found = read(pieces)
+            longest = _longest_tie(map(value_of, found), pieces * length)
+            if not longest:
+                return found
+            pieces = longest // length + 1
 
 
 async def read_sessions(database: Database, work: Callable[[Reader], T]) -> T:
@@ -121,32 +179,6 @@ async def read_sessions(database: Database, work: Callable[[Reader], T]) -> T:
         return work(next(makers, Reader)(database, connection))
 
     return await database.read(read)
-
-
-def read_counts(
-    connection: Connection, queries: Queries, key: str, condition: Condition, limit: int
-) -> list[ValueCount]:
-    def read(pieces: int) -> list[tuple[SearchKey, int]]:
-        # One more than the limit shows whether the last one is tied with what comes after it.
-        query = queries.count_values(key, condition, limit + 1, pieces=pieces)
-        rows: Any = connection.execute(*query).all()
-        return [(SearchKey(bytes(key), bytes(rest)), int(count)) for key, rest, count in rows]
-
-    found = _in_whole_order(queries, read, lambda each: each[0])
-    return [ValueCount(decode_scalar(value), count) for value, count in found[:limit]]
-
-
-def _in_whole_order(
-    queries: Queries, read: Callable[[int], list[T]], value_of: Callable[[T], SearchKey | None]
-) -> list[T]:
-    """Reads rows again, sorted by more of long values, if the database sorts by beginnings only."""
-    pieces, length = 1, queries.dialect.sorted_bytes
-    while True:
-        found = read(pieces)
-        longest = _longest_tie(map(value_of, found), pieces * length)
-        if not longest:
-            return found
-        pieces = longest // length + 1
 
 
 def collect(result: Result[Any]) -> list[Found]:

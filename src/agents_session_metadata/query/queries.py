@@ -16,11 +16,8 @@ from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 
-from .conditions import Exists
-from .details import METADATA, Details
-from .logic import All, Condition, Context, Parameters
-from .ordering import Ordering, Position
-from .statements import MISSING, Builder
+from .logic import Condition, Context, Parameters
+from .statements import Builder
 
 
 class Query(NamedTuple):
@@ -40,63 +37,9 @@ class Queries:
         self._statements: dict[Any, Statement] = {}
         self._lock = threading.Lock()
 
-    def find(self, condition: Condition, limit: int | None) -> Query:
-        """Returns the most recently active sessions first."""
-        parameters = {} if limit is None else {"limit": limit}
-        return self.query(Builder.find, condition, parameters, limited=limit is not None)
-
-    def count(self, condition: Condition) -> Query:
-        return self.query(Builder.count, condition, {})
-
     def ids(self, condition: Condition, *, after: str | None, limit: int) -> Query:
         parameters = {"limit": limit, **({} if after is None else {"after_id": after})}
         return self.query(Builder.ids, condition, parameters, walk=after is not None)
-
-    def page(
-        self,
-        condition: Condition,
-        ordering: Ordering,
-        *,
-        limit: int,
-        after: Position | None = None,
-        details: Details = METADATA,
-        pieces: int = 1,
-    ) -> Query:
-        """Returns a row per session and key, in one statement.
-
-        `pieces` is the number of parts by which long values are sorted if the database cannot sort
-        by the whole value.
-        """
-        parameters: Parameters = {"limit": limit, **details.parameters(self.dialect)}
-        if ordering.key is not None:
-            parameters["order_key"] = ordering.key
-            value = after and (after.value or (MISSING[ordering.descending], b""))
-            parameters.update(zip(("after_key", "after_rest"), value or (), strict=False))
-        if after is not None:
-            parameters.update(after.parameters())
-        return self.query(
-            Builder.page,
-            condition,
-            parameters,
-            ordering=ordering.shape,
-            beyond=after is not None,
-            pieces=pieces,
-            details=details.shape,
-        )
-
-    def last(self, condition: Condition, details: Details) -> Query:
-        """Within one tick of the clock, the session with the newest message is the last one."""
-        parameters = details.parameters(self.dialect)
-        return self.query(Builder.last, condition, parameters, details=details.shape)
-
-    def last_of_each(self, key: str, condition: Condition, limit: int) -> Query:
-        having = All((condition, Exists(key)))
-        return self.query(Builder.last_of_each, having, {"each_key": key, "limit": limit})
-
-    def count_values(self, key: str, condition: Condition, limit: int, *, pieces: int = 1) -> Query:
-        """Counts the elements of lists one by one."""
-        parameters = {"counted_key": key, "limit": limit}
-        return self.query(Builder.count_values, condition, parameters, pieces=pieces)
 
     def where(
         self, statement: Statement, condition: Condition, session_id: ColumnElement[str]
