@@ -116,9 +116,9 @@ def parse_time(value: object) -> datetime | None:
 
 
 def texts_of(content: object) -> Iterator[str]:
-    """Yields the texts of a message's content, without those of refusals."""
+    """Yields the texts of a message's content, those of refusals among them."""
     for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) else part
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
         if isinstance(text, str):
             yield text
 
@@ -127,7 +127,5 @@ def content_texts(content: Any) -> Iterator[str]:
     """Yields the texts of a message's content. A part without text is replaced by its type."""
     parts = content if isinstance(content, list) else [] if content is None else [content]
     for part in parts:
-        is_object = isinstance(part, dict)
-        text = part.get("text", part.get("refusal")) if is_object else part
-        kind = part.get("type") if is_object else None
-        yield text if isinstance(text, str) else f"({kind or quoted(part)})"
+        kind = part.get("type") if isinstance(part, dict) else None
+        yield next(texts_of(part), f"({kind or quoted(part)})")

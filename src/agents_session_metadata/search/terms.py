@@ -12,6 +12,8 @@ from functools import cached_property
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
+from agents_session_metadata.text import texts_of
+
 from .words import ASCII_WORD, LONGEST_WORD, Token, extends, spelled, tokenize
 
 MAX_TERMS = 32
@@ -201,12 +203,6 @@ def text_of_item(item: object) -> tuple[str, str] | None:
     """Returns role and text of a message of the user or the assistant; None for other items."""
     if not isinstance(item, dict) or item.get("type", "message") != "message":
         return None
-    role, content = item.get("role"), item.get("content")
-    if role not in ("user", "assistant"):
+    if item.get("role") not in ("user", "assistant"):
         return None
-    if isinstance(content, str):
-        return role, content
-    if not isinstance(content, list):
-        return None
-    parts = [part.get("text", part.get("refusal")) for part in content if isinstance(part, dict)]
-    return role, "\n".join(part for part in parts if isinstance(part, str))
+    return item["role"], "\n".join(texts_of(item.get("content")))
