@@ -7,7 +7,16 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, func, inspect, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    bindparam,
+    func,
+    inspect,
+    text,
+    true,
+)
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
@@ -94,6 +103,8 @@ class Dialect:
     creation_race_codes: ClassVar[frozenset[object]] = frozenset()
     """Error codes for a CREATE that failed because another process ran the same one first."""
     transient_codes: ClassVar[frozenset[object]] = frozenset()
+    describe_ids: ClassVar[str]
+    """A query for the fields of `IdColumn`."""
 
     def configure(self, engine: Engine) -> None:
         """Configures connections as the SDK does, if the SDK configures them."""
@@ -223,6 +234,13 @@ class Dialect:
         schema = connection.schema_for_object(table)
         return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
 
+    def ask(self, connection: Connection, table: Table, query: str) -> Any:
+        """Runs a query of the system catalog about one table, which its parameters name."""
+        return connection.execute(text(query), self.place(connection, table))
+
+    def place(self, connection: Connection, table: Table) -> dict[str, str | None]:
+        return {"name": table.name, "schema": connection.schema_for_object(table)}
+
     def entry_time(self, column: str) -> str:
         """Converts a time of the sessions table to the form in which an index stores it."""
         return column
@@ -291,7 +309,8 @@ class Dialect:
         return None
 
     def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
-        raise NotImplementedError
+        """Describes the columns `session_id` and `key`."""
+        return [IdColumn(*row) for row in self.ask(connection, table, self.describe_ids)]
 
     def lost_definers(
         self, connection: Connection, tables: Sequence[Table]

@@ -35,7 +35,7 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 
-from ._dialect import Dialect, IdColumn, RowTrigger, replacements
+from ._dialect import Dialect, RowTrigger, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._text import MySQLTextSQL
 from .sqltypes import ID_LENGTH, SDKTime
@@ -191,6 +191,14 @@ class MySQL(Dialect):
     # table exists, trigger exists, duplicate key name, duplicate foreign key name (in its two
     # forms); and no such table, when another process has just given it its name
     creation_race_codes = frozenset({1050, 1061, 1826, 1005, 1684, 1213, 1146, 1359})
+    describe_ids = (
+        "SELECT column_name, column_type, coalesce(collation_name, ''),"
+        " data_type IN ('char', 'varchar') OR data_type LIKE '%text', data_type <> 'char'"
+        " AND coalesce(collation_name, '') IN ('utf8mb4_nopad_bin', 'utf8mb4_0900_bin')"
+        " FROM information_schema.columns WHERE table_name = :name"
+        " AND table_schema = coalesce(:schema, database())"
+        " AND column_name IN ('session_id', 'key')"
+    )
 
     def whole(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
         return func.sha2(column, literal_column("256"))
@@ -298,8 +306,8 @@ class MySQL(Dialect):
             " WHERE event_object_table = :name"
             " AND event_object_schema = coalesce(:schema, database())"
         )
-        names = {"name": table.name, "schema": connection.schema_for_object(table)}
-        return connection.scalars(text(query), names)
+        names: Iterable[str] = self.ask(connection, table, query).scalars()
+        return names
 
     def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
         # Reading further columns would open each table of the schema.
@@ -347,10 +355,9 @@ class MySQL(Dialect):
     def table_bytes(self, connection: Connection, table: Table) -> int | None:
         query = (
             "SELECT data_length + index_length FROM information_schema.tables"
-            " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+            " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
         )
-        names = {"schema": connection.schema_for_object(table), "table": table.name}
-        size = connection.execute(text(query), names).scalar()
+        size = self.ask(connection, table, query).scalar()
         return None if size is None else int(size)
 
     def server_warnings(self, connection: Connection) -> list[str]:
@@ -364,18 +371,6 @@ class MySQL(Dialect):
         if not checks:
             problems.append("foreign_key_checks is off: metadata is not deleted with its session")
         return problems
-
-    def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
-        query = (
-            "SELECT column_name, column_type, coalesce(collation_name, ''),"
-            " data_type IN ('char', 'varchar') OR data_type LIKE '%text', data_type <> 'char'"
-            " AND coalesce(collation_name, '') IN ('utf8mb4_nopad_bin', 'utf8mb4_0900_bin')"
-            " FROM information_schema.columns WHERE table_name = :name"
-            " AND table_schema = coalesce(:schema, database())"
-            " AND column_name IN ('session_id', 'key')"
-        )
-        names = {"name": table.name, "schema": connection.schema_for_object(table)}
-        return [IdColumn(*row) for row in connection.execute(text(query), names)]
 
     def lost_definers(
         self, connection: Connection, tables: Sequence[Table]
@@ -402,9 +397,7 @@ class MySQL(Dialect):
             " FROM information_schema.columns WHERE table_name = :name"
             " AND column_name = 'session_id' AND table_schema = coalesce(:schema, database())"
         )
-        schema = connection.schema_for_object(sessions)
-        names = {"name": sessions.name, "schema": schema}
-        length, charset, collation = connection.execute(text(query), names).one()
+        length, charset, collation = self.ask(connection, sessions, query).one()
         return mysql.VARCHAR(length, charset=charset, collation=collation)
 
     def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:

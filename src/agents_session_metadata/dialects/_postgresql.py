@@ -34,7 +34,7 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.text import escaped
 
-from ._dialect import Dialect, IdColumn, RowTrigger, Statement, qualified, qualified_text
+from ._dialect import Dialect, RowTrigger, Statement, qualified, qualified_text
 from ._locks import ROUNDS, Locks
 from ._text import PostgreSQLTextSQL
 from .sqltypes import SDKTime
@@ -106,6 +106,15 @@ class PostgreSQL(Dialect):
     lost_statement_codes = frozenset({"26000"})
     # duplicate table, duplicate object, and the unique index of the catalog behind both
     creation_race_codes = frozenset({"42P07", "42710", "23505"})
+    describe_ids = (
+        "SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(c.collname, ''),"
+        # The type of a domain is the one under it.
+        " coalesce(nullif(t.typbasetype, 0), t.oid) IN ('text'::regtype, 'varchar'::regtype),"
+        " coalesce(c.collisdeterministic, true)"
+        " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
+        " LEFT JOIN pg_collation c ON c.oid = a.attcollation"
+        " WHERE a.attrelid = to_regclass(:name) AND a.attname IN ('session_id', 'key')"
+    )
 
     def error_code(self, error: DBAPIError) -> object:
         return getattr(error.orig, "sqlstate", None)
@@ -178,14 +187,14 @@ class PostgreSQL(Dialect):
         connection.execute(text("DISCARD PLANS"))
 
     def schema_of(self, connection: Connection, table: Table) -> str:
-        found = connection.scalar(
-            text(
-                "SELECT quote_ident(n.nspname) FROM pg_class c"
-                " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)"
-            ),
-            {"name": qualified_text(connection, table)},
+        query = (
+            "SELECT quote_ident(n.nspname) FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)"
         )
-        return f"{found}."
+        return f"{self.ask(connection, table, query).scalar()}."
+
+    def place(self, connection: Connection, table: Table) -> dict[str, str | None]:
+        return {"name": qualified_text(connection, table)}
 
     def replacing(self, key: Iterable[str], values: Mapping[str, str]) -> str:
         new = ", ".join(f"{name} = EXCLUDED.{name}" for name in values)
@@ -222,7 +231,8 @@ class PostgreSQL(Dialect):
         query = (
             "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal"
         )
-        return connection.scalars(text(query), {"name": qualified_text(connection, table)})
+        names: Iterable[str] = self.ask(connection, table, query).scalars()
+        return names
 
     def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
         tables = [Table(name, MetaData(), schema=sessions.schema) for name in names]
@@ -251,9 +261,8 @@ class PostgreSQL(Dialect):
         return self.error_code(error) == "42501" and "row-level security" not in str(error.orig)
 
     def table_bytes(self, connection: Connection, table: Table) -> int | None:
-        query = text("SELECT pg_total_relation_size(to_regclass(:name))")
-        name = {"name": qualified_text(connection, table)}
-        size: int | None = connection.execute(query, name).scalar_one()
+        query = "SELECT pg_total_relation_size(to_regclass(:name))"
+        size: int | None = self.ask(connection, table, query).scalar_one()
         return size
 
     def server_warnings(self, connection: Connection) -> list[str]:
@@ -279,19 +288,6 @@ class PostgreSQL(Dialect):
             )
         return problems
 
-    def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
-        query = (
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(c.collname, ''),"
-            # The type of a domain is the one under it.
-            " coalesce(nullif(t.typbasetype, 0), t.oid) IN ('text'::regtype, 'varchar'::regtype),"
-            " coalesce(c.collisdeterministic, true)"
-            " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
-            " LEFT JOIN pg_collation c ON c.oid = a.attcollation"
-            " WHERE a.attrelid = to_regclass(:name) AND a.attname IN ('session_id', 'key')"
-        )
-        name = {"name": qualified_text(connection, table)}
-        return [IdColumn(*row) for row in connection.execute(text(query), name)]
-
     def parent_id(self, connection: Connection, sessions: Table) -> TypeEngine[Any]:
         declared, _ = self._collation(connection, sessions)
         return String() if declared == "default" else String(collation=declared)
@@ -311,8 +307,7 @@ class PostgreSQL(Dialect):
             " JOIN pg_database d ON d.datname = current_database()"
             " WHERE a.attrelid = to_regclass(:name) AND a.attname = 'session_id'"
         )
-        name = {"name": qualified_text(connection, sessions)}
-        declared, effective = connection.execute(text(query), name).one()
+        declared, effective = self.ask(connection, sessions, query).one()
         return declared, effective
 
 

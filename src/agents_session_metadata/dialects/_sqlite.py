@@ -36,7 +36,7 @@ from sqlalchemy.sql.operators import custom_op
 
 from agents_session_metadata.text import escaped
 
-from ._dialect import Dialect, IdColumn, RowTrigger, qualified
+from ._dialect import Dialect, RowTrigger, qualified
 from ._locks import Found, Locks, Reader
 from .sqltypes import SDKTime
 
@@ -117,6 +117,16 @@ class SQLite(Dialect):
     uses_triggers = True
     probes_by_range = True
     transient_codes = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
+    describe_ids = (
+        "SELECT name, type, collation, type = '' OR type NOT LIKE '%INT%' AND"
+        " (type LIKE '%CHAR%' OR type LIKE '%CLOB%' OR type LIKE '%TEXT%'),"
+        " collation = 'BINARY' FROM (SELECT c.name, c.type, coalesce("
+        # The index of the primary key compares as the column does.
+        "(SELECT upper(x.coll) FROM pragma_index_list(:name, :schema) i"
+        " JOIN pragma_index_xinfo(i.name, :schema) x WHERE x.name = c.name AND x.key = 1"
+        " ORDER BY i.origin = 'pk' DESC LIMIT 1), 'BINARY') AS collation"
+        " FROM pragma_table_info(:name, :schema) c WHERE c.name IN ('session_id', 'key'))"
+    )
 
     def configure(self, engine: Engine) -> None:
         event.listen(engine, "connect", _configure_connection)
@@ -231,7 +241,8 @@ class SQLite(Dialect):
             f"SELECT name FROM {self.schema_of(connection, table)}sqlite_master"  # noqa: S608  # a name
             " WHERE type = 'trigger' AND tbl_name = :name COLLATE NOCASE"
         )
-        return connection.scalars(text(query), {"name": table.name})
+        names: Iterable[str] = self.ask(connection, table, query).scalars()
+        return names
 
     def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
         schema = self.schema_of(connection, sessions)
@@ -243,31 +254,16 @@ class SQLite(Dialect):
         return {name for name in names if name.lower() in tables} | triggers
 
     def table_bytes(self, connection: Connection, table: Table) -> int | None:
-        schema = connection.schema_for_object(table) or "main"
         master = f"{self.schema_of(connection, table)}sqlite_master"
-        ends = ", ".join(f"lower(:table) || '{end}'" for end in ("", *_PARTS_OF_VIRTUAL))
+        ends = ", ".join(f"lower(:name) || '{end}'" for end in ("", *_PARTS_OF_VIRTUAL))
         names = f"SELECT name FROM {master} WHERE lower(tbl_name) IN ({ends})"  # noqa: S608
-        query = f"SELECT sum(pgsize) FROM dbstat WHERE schema = :schema AND name IN ({names})"  # noqa: S608
+        of_schema = "SELECT sum(pgsize) FROM dbstat WHERE schema = coalesce(:schema, 'main')"
         try:
-            found = connection.execute(text(query), {"schema": schema, "table": table.name})
+            found = self.ask(connection, table, f"{of_schema} AND name IN ({names})")
         except OperationalError:  # SQLite is compiled without dbstat.
             return None
         size: int | None = found.scalar_one()
         return size
-
-    def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
-        query = (
-            "SELECT name, type, collation, type = '' OR type NOT LIKE '%INT%' AND"
-            " (type LIKE '%CHAR%' OR type LIKE '%CLOB%' OR type LIKE '%TEXT%'),"
-            " collation = 'BINARY' FROM (SELECT c.name, c.type, coalesce("
-            # The index of the primary key compares as the column does.
-            "(SELECT upper(x.coll) FROM pragma_index_list(:table, :schema) i"
-            " JOIN pragma_index_xinfo(i.name, :schema) x WHERE x.name = c.name AND x.key = 1"
-            " ORDER BY i.origin = 'pk' DESC LIMIT 1), 'BINARY') AS collation"
-            " FROM pragma_table_info(:table, :schema) c WHERE c.name IN ('session_id', 'key'))"
-        )
-        names = {"table": table.name, "schema": connection.schema_for_object(table) or "main"}
-        return [IdColumn(*row) for row in connection.execute(text(query), names)]
 
 
 def _configure_connection(connection: Any, _record: object) -> None:
