@@ -423,7 +423,7 @@ class StoredSession(SQLAlchemySession):
         self, connection: Connection, before: Callable[[Any, Connection, str], None]
     ) -> None:
         before(self._store.database, connection, self.session_id)
-        delete_messages(connection, self._store.database.tables, self.session_id)
+        delete_messages(self._store.database, connection, self.session_id)
 
 
 _known_constructors: dict[type, bool] = {}

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import StaticPool
 
 from .core.database import Database
-from .core.messages import has_items
+from .core.messages import newest_id
 from .core.store import SessionStore
 from .core.tables import TableNames
 from .errors import ScopeError
@@ -98,7 +98,7 @@ class ScopedStore(SessionStore):
         A history whose session row is missing can belong to another user: in a scope, the id is
         taken.
         """
-        return not self.scope or not has_items(connection, self.database.tables, session_id)
+        return not (self.scope and newest_id(self.database, connection, session_id))
 
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
         for key, search in self._searched.items():

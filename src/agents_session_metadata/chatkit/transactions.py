@@ -135,8 +135,7 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
                 raise held
             if asked is not None:
                 end = asked.history_end or 0
-                since = read_history(store.database, connection, session_id, after=end)
-                check_not_encrypted(since)
+                check_not_encrypted(read_history(store.database, connection, session_id, end))
         rows.delete_item(connection, session_id, item_id)
         ended = item.kind in ENDS
         # Nothing that answers the message before a user message was deleted with it. And a paused

@@ -16,7 +16,6 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Integer,
-    Table,
     and_,
     bindparam,
     delete,
@@ -25,12 +24,10 @@ from sqlalchemy import (
     select,
 )
 
-from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
 from .database import Database
 from .store import SessionStore
-from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
 """Replaces the item of a row that is not JSON. The SDK skips such rows."""
@@ -38,13 +35,10 @@ _AT_ONCE = 500
 
 
 def delete_messages(
-    connection: Connection,
-    tables: SessionTables,
-    session_id: str,
-    items: Sequence[int] | None = None,
+    database: Database, connection: Connection, session_id: str, items: Sequence[int] | None = None
 ) -> None:
     """The session must be locked. If `items` is None, all items are deleted."""
-    messages = tables.messages
+    messages = database.tables.messages
     own = delete(messages).where(messages.c.session_id == session_id)
     if items is None:
         connection.execute(own)
@@ -54,25 +48,21 @@ def delete_messages(
         connection.execute(those, {"items": items[start : start + _AT_ONCE]})
 
 
-def has_items(connection: Connection, tables: SessionTables, session_id: str) -> bool:
-    """The session itself need not exist."""
-    messages = tables.messages
-    first: Any = select(messages.c.id).where(messages.c.session_id == session_id).limit(1)
-    return connection.execute(first).first() is not None
+def newest_id(database: Database, connection: Connection, session_id: str) -> int:
+    """Returns the id of the item that was added last, or 0 if there are no items.
+
+    The session itself need not exist.
+    """
+    return _end(database, connection, session_id, func.max)
 
 
-def newest_id(connection: Connection, tables: SessionTables, session_id: str) -> int:
-    """Returns the id of the item that was added last, or 0 if there are no items."""
-    return _end(connection, tables, session_id, func.max)
-
-
-def oldest_id(connection: Connection, tables: SessionTables, session_id: str) -> int:
+def oldest_id(database: Database, connection: Connection, session_id: str) -> int:
     """Returns the id of the item that was added first, or 0 if there are no items."""
-    return _end(connection, tables, session_id, func.min)
+    return _end(database, connection, session_id, func.min)
 
 
-def _end(connection: Connection, tables: SessionTables, session_id: str, end: Any) -> int:
-    messages = tables.messages
+def _end(database: Database, connection: Connection, session_id: str, end: Any) -> int:
+    messages = database.tables.messages
     # By an expression, so that no database walks through the ids of all sessions.
     found = select(end(messages.c.id + 0)).where(messages.c.session_id == session_id)
     return connection.scalar(found) or 0
@@ -83,10 +73,10 @@ def in_order(messages: FromClause, *, newest_first: bool = False) -> list[Column
     return [column.desc() if newest_first else column.asc() for column in columns]
 
 
-def is_before(messages: Table, dialect: Dialect, item_id: int) -> ColumnElement[bool]:
-    one = messages.alias("one")
-    time = dialect.stored_time.of(messages.c.created_at)
-    limit = select(dialect.stored_time.of(one.c.created_at)).where(one.c.id == item_id)
+def is_before(database: Database, item_id: int) -> ColumnElement[bool]:
+    messages, stored = database.tables.messages, database.dialect.stored_time
+    one, time = messages.alias("one"), stored.of(messages.c.created_at)
+    limit = select(stored.of(one.c.created_at)).where(one.c.id == item_id)
     until = limit.scalar_subquery()
     return or_(time < until, and_(time == until, messages.c.id < item_id))
 
@@ -105,7 +95,7 @@ def read_history(
         last: Any = bindparam("after_item", type_=BigInteger)
         own = own & (messages.c.id > last)
         parameters["after_item"] = after
-    statement = _selected(messages, database.dialect).where(own).order_by(*in_order(messages))
+    statement = _selected(database).where(own).order_by(*in_order(messages))
     return list(_items(connection.execute(statement, parameters)))
 
 
@@ -129,11 +119,12 @@ def read_page(
     newest_first: bool,
 ) -> list[PlacedItem]:
     """Returns items in order; unreadable ones are `UNREADABLE`."""
-    messages, dialect = store.database.tables.messages, store.database.dialect
+    database = store.database
+    messages, dialect = database.tables.messages, database.dialect
     time = dialect.stored_time.of(messages.c.created_at)
     parameters: dict[str, Any] = {"of_session": session_id, "limit": limit}
     statement: Any = (
-        _selected(messages, dialect, time)
+        _selected(database, time)
         .where(messages.c.session_id == bindparam("of_session"))
         .order_by(*in_order(messages, newest_first=newest_first))
         .limit(bindparam("limit", type_=Integer, literal_execute=True))
@@ -159,16 +150,18 @@ def find_items(
     store: SessionStore, connection: Connection, session_id: str, condition: ColumnElement[bool]
 ) -> list[PlacedItem]:
     """Returns the readable items for which a condition holds, newest first."""
-    messages, dialect = store.database.tables.messages, store.database.dialect
-    statement = _selected(messages, dialect, dialect.stored_time.of(messages.c.created_at))
+    database, messages = store.database, store.database.tables.messages
+    time = database.dialect.stored_time.of(messages.c.created_at)
+    statement = _selected(database, time)
     statement = statement.where(messages.c.session_id == session_id, condition)
     statement = statement.order_by(*in_order(messages, newest_first=True))
     rows = connection.execute(*store.question(statement, messages.c.session_id))
     return [each for each in _placed(rows) if each[0].item is not UNREADABLE]
 
 
-def _selected(messages: Table, dialect: Dialect, *more: ColumnElement[Any]) -> Any:
-    moment = dialect.moment.of(messages.c.created_at)
+def _selected(database: Database, *more: ColumnElement[Any]) -> Any:
+    messages = database.tables.messages
+    moment = database.dialect.moment.of(messages.c.created_at)
     return select(messages.c.id, moment, messages.c.message_data, *more)
 
 

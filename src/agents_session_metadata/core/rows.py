@@ -31,6 +31,7 @@ from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
 from agents_session_metadata.values import LIST, EncodedValue, SearchKey, decode_value, key_problem
 
 from .change_log import note
+from .database import Database
 from .tables import SessionTables, element_rows
 
 _REPLACED = ("value", "search_key", "search_rest")
@@ -261,12 +262,10 @@ def rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[s
     ]
 
 
-def lock_sessions(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
-) -> set[str]:
+def lock_sessions(database: Database, connection: Connection, ids: Sequence[str]) -> set[str]:
     """Must begin the transaction. Returns the ids of the sessions that exist."""
-    dialect.begin_writing(connection)
-    own_id = tables.sessions.c.session_id
+    database.dialect.begin_writing(connection)
+    own_id = database.tables.sessions.c.session_id
     those = select(own_id).where(own_id.in_(ids))
     return set(connection.scalars(those.order_by(own_id).with_for_update()))
 

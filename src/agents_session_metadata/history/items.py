@@ -169,17 +169,18 @@ async def read_found(
     store: ScopedStore, wanted: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], ItemInfo]:
     """Reads items of several sessions, by the ids of sessions and items, within the scope."""
+    database = store.database
 
     def read(connection: Connection) -> dict[tuple[str, int], ItemInfo]:
         found = {}
         for session_id in sorted({session_id for session_id, _ in wanted}):
             ids = [item_id for each, item_id in wanted if each == session_id]
-            condition = store.database.tables.messages.c.id.in_(ids)
+            condition = database.tables.messages.c.id.in_(ids)
             for info, _ in find_items(store, connection, session_id, condition):
                 found[session_id, info.item_id] = info
         return found
 
-    return await store.database.read(read) if wanted else {}
+    return await database.read(read) if wanted else {}
 
 
 async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
@@ -189,7 +190,7 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
         store.require(connection, session_id)
         found = _place(store, session_id, wanted, connection)
         if found is not None:
-            delete_messages(connection, store.database.tables, session_id, [found[0].item_id])
+            delete_messages(store.database, connection, session_id, [found[0].item_id])
         return found is not None
 
     return await store.database.write(delete)
@@ -236,7 +237,6 @@ def _insert(
     store: ScopedStore, connection: Connection, session_id: str, texts: Sequence[str]
 ) -> list[ItemInfo]:
     """The session must be locked."""
-    database = store.database
-    last = newest_id(connection, database.tables, session_id)
+    last = newest_id(store.database, connection, session_id)
     store.insert_items(connection, session_id, texts)
-    return read_history(database, connection, session_id, last)
+    return read_history(store.database, connection, session_id, last)

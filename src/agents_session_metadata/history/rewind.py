@@ -98,13 +98,12 @@ def rewinding(
 
     def rewind(connection: Connection) -> list[ItemInfo]:
         lock_to_change(store, connection, session_id)
-        database = store.database
-        history = read_history(database, connection, session_id)
+        history = read_history(store.database, connection, session_id)
         removed = history[cut.position(session_id, history) :]
         if not removed:
             return []
         ids = [each.item_id for each in removed]
-        delete_messages(connection, database.tables, session_id, ids)
+        delete_messages(store.database, connection, session_id, ids)
         store.rows.touch(connection, session_id)
         return [each for each in removed if each.item is not UNREADABLE]
 

@@ -214,7 +214,7 @@ def give_up(database: Database, connection: Connection, session_id: str) -> None
     first = json.loads(progress)["first"]
     items = read_history(database, connection, session_id, after=first)
     ids = [items[position].item_id for position in unanswered([each.item for each in items])]
-    delete_messages(connection, tables, session_id, ids)
+    delete_messages(database, connection, session_id, ids)
     _end(database, connection, session_id)
 
 

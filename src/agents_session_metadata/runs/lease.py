@@ -212,7 +212,7 @@ class Lease:
             base = {"of_session": self.session_id, "base": progress.base}
             items = connection.scalars(self.sql.items_since, base).all()
             taken_back = list(items[: sum(progress.writes)])
-            delete_messages(connection, database.tables, self.session_id, taken_back)
+            delete_messages(database, connection, self.session_id, taken_back)
             progress = replace(progress, writes=[])
         self.progress = replace(progress, items=row.items - len(taken_back))
         connection.execute(self.sql.take, {**self._own, "new_progress": self.progress.dump()})

@@ -126,7 +126,7 @@ class RunSession(SQLAlchemyMetadataSession):
                 raise lease.lost()
             rows = self._rows(connection) if choose is not None else []
             deleted = choose(rows) if choose is not None else []
-            delete_messages(connection, store.database.tables, session_id, [i for i, _ in deleted])
+            delete_messages(store.database, connection, session_id, [i for i, _ in deleted])
             store.insert_items(connection, session_id, texts)
             count = lease.progress.items + len(texts) - len(deleted)
             progress = replace(lease.progress, items=count, writes=counts)

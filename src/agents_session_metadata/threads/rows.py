@@ -132,6 +132,7 @@ class ThreadRows:
     """The caller must lock the session before it writes items or attaches something."""
 
     def __init__(self, database: Database) -> None:
+        self._database = database
         self._tables = database.tables
         self._dialect = database.dialect
         self._items, self._attachments, _ = self._tables.group(THREADS).tables
@@ -186,7 +187,7 @@ class ThreadRows:
         position = 1 if newest is None else newest.position + 1
         end = None
         if kind == USER_MESSAGE:
-            end = newest_id(connection, self._tables, session_id)
+            end = newest_id(self._database, connection, session_id)
         item = ThreadItem(item_id, position, kind, data, end)
         self.insert_items(connection, session_id, [item])
 

@@ -77,7 +77,7 @@ class SessionTitler:
 
         def first_item(connection: Connection, *_: object) -> int:
             assert store is not None  # noqa: S101  # it is called in its transactions
-            return oldest_id(connection, store.database.tables, session.session_id)
+            return oldest_id(store.database, connection, session.session_id)
 
         before = None if store is None else await store.database.read(first_item)
         conversation = _first_turn(await session.get_items())

@@ -219,7 +219,7 @@ class Import:
         ids = [session.session_id for session in sessions]
 
         def write(connection: Connection) -> int:
-            stored = lock_sessions(connection, tables, dialect, ids)
+            stored = lock_sessions(store.database, connection, ids)
             if len(ids) > 1 and not stored.issubset(ids):
                 # Each is written alone: it is not known which of them is stored in another case.
                 raise SessionExistsError(min(stored.difference(ids)))

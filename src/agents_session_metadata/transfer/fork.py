@@ -47,7 +47,7 @@ def fork(
     store.check_written({}, _ORIGIN - origin.keys())
     encoded = store.encode_new({**metadata, **origin})
     left_out = sorted({*_LEFT_OUT, *([TITLE_AUTO] if TITLE in metadata else [])})
-    tables, dialect, rows = store.database.tables, store.database.dialect, store.rows
+    tables, rows = store.database.tables, store.rows
 
     def run(connection: Connection) -> None:
         # First, although others lock rows in the order of their ids. After a plain SELECT, MySQL
@@ -60,7 +60,7 @@ def fork(
         if cut is not None:
             history = read_history(store.database, connection, session_id)
             position = cut.position(session_id, history)
-            copied_items &= is_before(tables.messages, dialect, history[position].item_id)
+            copied_items &= is_before(store.database, history[position].item_id)
             kept = [each.item_id for each in history[:position]]
         for table in (tables.messages, tables.metadata, tables.elements):
             copied = [column for column in table.c if column.name not in ("id", "session_id")]

@@ -103,12 +103,11 @@ def _delete(
     ids: list[str],
     connection: Connection,
 ) -> int:
-    where = connection, database.tables, database.dialect
     # Locked first: one that woke up since is seen as it is now, and spared.
-    locked = lock_sessions(*where, ids)
+    locked = lock_sessions(database, connection, ids)
     if len(locked) < len(ids):
         # PostgreSQL does not find a row that was replaced while the statement waited.
-        locked = lock_sessions(*where, ids)
+        locked = lock_sessions(database, connection, ids)
     if not locked:
         return 0
     still = All((condition, IdIn(tuple(sorted(locked)))))
