@@ -74,6 +74,7 @@ MEMBERS = (
     "_lock_session",
     "_run_sqlite_write_with_retry",
     "_serialize_item",
+    "_session",
     "_sqlite_connection_locks",
 )
 """Members of `SQLAlchemySession` that are used here."""
@@ -326,7 +327,7 @@ class StoredSession(SQLAlchemySession):
     def _is_paused(self, connection: Connection) -> bool:
         return hold(self._store.database, connection, self.session_id) is not None
 
-    # ---- reading and writing by methods of our own ----
+    # ---- reading and writing by methods of our own, in the SDK's sessions and transactions ----
 
     async def _items_in_scope(self, limit: int | None) -> list[TResponseInputItem]:
         most = resolve_session_limit(limit, self.session_settings)
@@ -391,8 +392,14 @@ class StoredSession(SQLAlchemySession):
         await self._transact(write)
 
     async def _transact(self, work: Callable[[Connection], T]) -> T:
-        """Runs work that begins with a lock."""
-        return await self._store.database.write(work, prepare=self._store.is_restricted)
+        """Runs work that begins with a lock, and finishes it even if the caller is cancelled."""
+
+        async def in_transaction() -> T:
+            async with self._session() as sess, sess.begin():
+                return await (await sess.connection()).run_sync(work)
+
+        await self._ensure_tables()
+        return await settle(self._run_sqlite_write_with_retry(in_transaction))
 
     def _clear(self, connection: Connection) -> None:
         if not self._lock(connection):
