@@ -13,12 +13,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, update
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.runs.feature import RUNNING, RUNS, WAITING, runs_table
 from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
+from agents_session_metadata.usage.prices import Tokens
 
 _SESSIONS: Final = 180
 _DAYS: Final = 30
@@ -52,20 +53,23 @@ async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
 
 
 async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> None:
-    database = catalog._store.database
-    await database.ensure(USAGE)
-    [usage] = database.tables.group(USAGE).tables
+    store = catalog._store
+    await store.database.ensure(USAGE)
+    [usage] = store.database.tables.group(USAGE).tables
 
     def add(connection: Connection) -> None:
         for record in records:
-            m = record["metadata"]
+            m, session_id = record["metadata"], record["session_id"]
             counts = m["requests"], m["input_tokens"], 0, m["output_tokens"], 0, m["total_tokens"]
-            entry = UsageEntry(m["agent"], _MODEL[m["agent"]], counts, Decimal(str(m["cost"])))
+            cost = Decimal(str(m["cost"]))
+            entry = UsageEntry(m["agent"], _MODEL[m["agent"]], Tokens(*counts), cost)
+            add_usage(connection, store, [entry], session_id, m["owner_id"])
+            # Runs are counted on the day on which they end; these ended in the past.
             day = date.fromisoformat(record["updated_at"][:10])
-            of_session = {"session_id": record["session_id"], "owner": m["owner_id"], "day": day}
-            add_usage(connection, usage, database.tables.messages, [entry], **of_session)
+            of_session = update(usage).where(usage.c.session_id == session_id)
+            connection.execute(of_session.values(day=day))
 
-    await database.write(add)
+    await store.database.write(add)
 
 
 async def _store_runs(catalog: SessionCatalog) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from operator import add, sub
-from typing import Any, NamedTuple, TypeAlias
-
-from agents.models import get_default_model
-from agents.usage import Usage
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from agents_session_metadata.text import quoted
+
+if TYPE_CHECKING:
+    from agents.usage import Usage
 
 _PER = 1_000_000
 
@@ -119,6 +119,8 @@ def model_name(agent: Any) -> str | None:
     """
     model = getattr(agent, "model", None)
     if model is None:
+        from agents.models import get_default_model  # The ledger need not wait for the SDK.
+
         return get_default_model()
     name = model if isinstance(model, str) else getattr(model, "model", None)
     return name if isinstance(name, str) and name else None
