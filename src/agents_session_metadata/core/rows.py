@@ -70,6 +70,10 @@ class Rows:
         texts: Statement = select(rows.c.key, rows.c.value).where(own)
         self._read = texts.order_by(rows.c.key)
         self.looking: Statement = select(sessions.c.session_id).where(own_session)
+        self._deletions = [
+            delete(table).where(table.c.session_id == of_session)
+            for table in (tables.messages, sessions)
+        ]
         self._insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
         self._touch = (
             update(sessions).where(own_session).values(updated_at=func.current_timestamp())
@@ -237,7 +241,9 @@ class Rows:
 
     def delete_session(self, connection: Connection, session_id: str) -> None:
         """Works without our tables."""
-        delete_sessions(connection, self._tables, [session_id])
+        for deletion in self._deletions:
+            connection.execute(deletion, {"of_session": session_id})
+        note(connection, "deleted", session_id)
 
     def _delete_leftovers(self, connection: Connection, session_id: str) -> None:
         for table in (self._tables.elements, self._tables.metadata):
@@ -264,16 +270,19 @@ def rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[s
 
 def lock_sessions(database: Database, connection: Connection, ids: Sequence[str]) -> set[str]:
     """Must begin the transaction. Returns the ids of the sessions that exist."""
-    database.dialect.begin_writing(connection)
-    own_id = database.tables.sessions.c.session_id
-    those = select(own_id).where(own_id.in_(ids))
-    return set(connection.scalars(those.order_by(own_id).with_for_update()))
+    dialect, own_id = database.dialect, database.tables.sessions.c.session_id
+    dialect.begin_writing(connection)
+    those = select(own_id).where(dialect.one_of(own_id, "ids", len(ids)))
+    locked = those.order_by(own_id).with_for_update()
+    return set(connection.scalars(locked, dialect.list_parameters("ids", ids)))
 
 
-def delete_sessions(connection: Connection, tables: SessionTables, ids: Sequence[str]) -> None:
+def delete_sessions(database: Database, connection: Connection, ids: Sequence[str]) -> None:
     """The sessions must be locked. Works without our tables."""
+    tables, dialect = database.tables, database.dialect
     for table in (tables.messages, tables.sessions):
-        connection.execute(delete(table).where(table.c.session_id.in_(ids)))
+        those = delete(table).where(dialect.one_of(table.c.session_id, "ids", len(ids)))
+        connection.execute(those, dialect.list_parameters("ids", ids))
     for session_id in ids:
         note(connection, "deleted", session_id)
 

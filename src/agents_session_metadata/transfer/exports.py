@@ -230,7 +230,7 @@ class Import:
                 for session_id in sorted(existing):
                     if not store.admits(connection, session_id):
                         raise SessionNotFoundError(session_id)
-                delete_sessions(connection, tables, sorted(stored))
+                delete_sessions(store.database, connection, sorted(stored))
                 existing = set()
             new = []
             for session in sessions:

@@ -115,5 +115,5 @@ def _delete(
         connection.scalars(*queries_of(database).ids(still, after=None, limit=len(ids)))
     )
     if matching:
-        delete_sessions(connection, database.tables, matching)
+        delete_sessions(database, connection, matching)
     return len(matching)
