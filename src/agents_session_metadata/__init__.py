@@ -5,7 +5,7 @@ database. `SessionLifecycle` and `SessionTracker` record the progress and the ru
 metadata keys that they use are constants in `agents_session_metadata.keys`. All errors of this
 package derive from `SessionMetadataError`.
 
-What needs SQLAlchemy or the SDK is imported on first use, because importing them takes longer than
+All but errors are imported on first use, because importing SQLAlchemy and the SDK takes longer than
 most commands of the command line take to run.
 """
 
@@ -34,35 +34,13 @@ from .errors import (
     TriggersNotAllowedError,
     UnsupportedDialectError,
 )
-from .history.pairs import recent_turns
 from .keys import normalize_agent
-from .types import (
-    MAX_KEY_LENGTH,
-    Feedback,
-    FeedbackKind,
-    IndexInfo,
-    ItemInfo,
-    ItemPage,
-    JSONValue,
-    Metadata,
-    MetadataLimits,
-    OnClear,
-    SearchHit,
-    SearchPage,
-    SessionChange,
-    SessionInfo,
-    SessionPage,
-    Statistics,
-    TableSize,
-    ToolStatistics,
-    UsageRow,
-    ValueCount,
-)
 
 if TYPE_CHECKING:
     from .catalog import SessionCatalog
     from .core.definitions import CreateTrigger, TableGroup
     from .core.tables import SessionTables, session_tables
+    from .history.pairs import recent_turns
     from .lifecycle import (
         FINAL_PHASES,
         PHASES,
@@ -85,6 +63,28 @@ if TYPE_CHECKING:
     from .tracking.titles import SessionTitler
     from .tracking.tracker import SessionTracker
     from .transfer.exports import OnConflict
+    from .types import (
+        MAX_KEY_LENGTH,
+        Feedback,
+        FeedbackKind,
+        IndexInfo,
+        ItemInfo,
+        ItemPage,
+        JSONValue,
+        Metadata,
+        MetadataLimits,
+        OnClear,
+        SearchHit,
+        SearchPage,
+        SessionChange,
+        SessionInfo,
+        SessionPage,
+        Statistics,
+        TableSize,
+        ToolStatistics,
+        UsageRow,
+        ValueCount,
+    )
     from .usage.prices import ModelPrice
 
 __all__ = [
@@ -168,6 +168,7 @@ __all__ = [
 
 _MODULES = {
     "catalog": ["SessionCatalog"],
+    "history.pairs": ["recent_turns"],
     "tracking.budget": ["Budget", "Remaining"],
     "transfer.exports": ["OnConflict"],
     "query.filters": ["Where"],
@@ -193,6 +194,28 @@ _MODULES = {
     "session": ["SQLAlchemyMetadataSession"],
     "core.definitions": ["CreateTrigger", "TableGroup"],
     "core.tables": ["SessionTables", "session_tables"],
+    "types": [
+        "JSONValue",
+        "MAX_KEY_LENGTH",
+        "Metadata",
+        "OnClear",
+        "Feedback",
+        "FeedbackKind",
+        "IndexInfo",
+        "ItemInfo",
+        "ItemPage",
+        "MetadataLimits",
+        "SearchHit",
+        "SearchPage",
+        "SessionChange",
+        "SessionInfo",
+        "SessionPage",
+        "Statistics",
+        "TableSize",
+        "ToolStatistics",
+        "UsageRow",
+        "ValueCount",
+    ],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
