@@ -288,7 +288,8 @@ class StoredSession(SQLAlchemySession):
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
         if not (create or self._store.is_restricted) and await super()._lock_session(sess):
             return True
-        return await (await sess.connection()).run_sync(self._enter if create else self._lock)
+        lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
+        return await (await sess.connection()).run_sync(lock)
 
     async def _read_history(self, read: Callable[[], Awaitable[T]]) -> T:
         """Finishes a read of a database in memory: a cancelled one would close its connection."""
@@ -364,13 +365,6 @@ class StoredSession(SQLAlchemySession):
         self._store.enter_history(connection, self.session_id, must_exist=self._must_exist)
         return True
 
-    def _lock(self, connection: Connection) -> bool:
-        """Also locks sessions whose ids only the SDK allows, unlike the store."""
-        store, session_id = self._store, self.session_id
-        return store.rows.lock_session(connection, session_id) and store.admits(
-            connection, session_id
-        )
-
     async def _texts(self, items: list[TResponseInputItem]) -> list[str]:
         return [await self._serialize_item(item) for item in items]
 
@@ -402,7 +396,7 @@ class StoredSession(SQLAlchemySession):
         return await settle(self._run_sqlite_write_with_retry(in_transaction))
 
     def _clear(self, connection: Connection) -> None:
-        if not self._lock(connection):
+        if not self._store.lock(connection, self.session_id):
             return
         if self._on_clear == "delete" and not self._must_exist:
             self._store.rows.delete_session(connection, self.session_id)
@@ -419,7 +413,7 @@ class StoredSession(SQLAlchemySession):
         def begin(connection: Connection) -> bool:
             if items:
                 self._enter(connection)
-            elif not self._lock(connection):
+            elif not self._store.lock(connection, self.session_id):
                 return False
             self._delete_history(connection, prepare_change)
             return True

@@ -179,5 +179,8 @@ async def test_history_of_an_id_with_nul(database):
     session = SQLAlchemyMetadataSession("a\x00b", engine=database.engine(), create_tables=True)
     await session.add_items([raw.message("a"), raw.message("b")])
     assert await session.pop_item() == raw.message("b")
+    existing = session.catalog.session("a\x00b", must_exist=True)
+    await existing.add_items([raw.message("c")])
+    assert await session.get_items() == [raw.message("a"), raw.message("c")]
     await session.clear_session()
     assert await session.get_items() == []

@@ -197,15 +197,13 @@ class SessionStore:
 
     def lock(self, connection: Connection, session_id: str) -> bool:
         """Locks a session at the beginning of a transaction and returns whether it exists."""
-        return (
-            is_text(session_id)
-            and self.rows.lock_session(connection, session_id)
-            and self.admits(connection, session_id)
+        return self.rows.lock_session(connection, session_id) and self.admits(
+            connection, session_id
         )
 
     def require(self, connection: Connection, session_id: str) -> None:
         """Locks a session at the beginning of a transaction; raises if it does not exist."""
-        if not self.lock(connection, session_id):
+        if not (is_text(session_id) and self.lock(connection, session_id)):
             raise SessionNotFoundError(session_id)
 
     def create_locked(
@@ -290,10 +288,11 @@ class SessionStore:
     def enter_history(self, connection: Connection, session_id: str, *, must_exist: bool) -> None:
         """Locks a session at the beginning of a transaction that then writes its history.
 
-        History can be written without our tables.
+        History can be written without our tables, and under every id that the SDK allows.
         """
         if must_exist:
-            self.require(connection, session_id)
+            if not self.lock(connection, session_id):
+                raise SessionNotFoundError(session_id)
         elif not self.rows.lock_or_create(connection, session_id):
             if not self.admits(connection, session_id):
                 raise SessionNotFoundError(session_id)
