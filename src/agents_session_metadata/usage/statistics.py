@@ -36,7 +36,7 @@ _FIELDS = (*_COUNTERS[:5], "resumed", "resumed_completed", "with_errors")
 """Sums under the names of the fields of `Statistics`."""
 _READ = (*_COUNTERS, keys.STATUS, keys.RESUMES, keys.COST, keys.TOOL_CALLS)
 _BY_DAY = Details((keys.STATUS, keys.AGENT, keys.RUNS, keys.DURATION_MS, keys.TOOL_CALLS))
-MOST = 10**18
+_MOST = 10**18
 """Counters from this number on, and negative ones, are left out."""
 _DEAREST = 10**12
 """Costs from this number on, and negative ones, are left out; so are entries of tool calls."""
@@ -67,13 +67,13 @@ class Totals:
             self.by_status[status] += 1
         if isinstance(agent, str):
             self.by_agent[agent] += 1
-        if _is_number(metadata.get(keys.RESUMES), 1, MOST):
+        if _is_number(metadata.get(keys.RESUMES), 1, _MOST):
             sums["resumed"] += 1
             sums["resumed_completed"] += status == "completed"
-        sums["with_errors"] += _is_number(metadata.get(keys.ERROR_COUNT), 1, MOST)
+        sums["with_errors"] += _is_number(metadata.get(keys.ERROR_COUNT), 1, _MOST)
         for key in _COUNTERS:
             number: Any = metadata.get(key)
-            if is_count(number):
+            if _is_count(number):
                 sums[key] += number
                 if key == keys.DURATION_MS:
                     self.durations.append(number)
@@ -84,9 +84,18 @@ class Totals:
         for entry in called if isinstance(called, list) else ():
             if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
                 name, calls, milliseconds = entry
-                if is_count(calls, _DEAREST) and is_count(milliseconds, _DEAREST):
+                if _is_count(calls, _DEAREST) and _is_count(milliseconds, _DEAREST):
                     self.calls[name] += calls
                     self.milliseconds[name] += milliseconds
+
+    def merge(self, other: Totals) -> None:
+        self.sessions += other.sessions
+        self.sums.update(other.sums)
+        self.by_status.update(other.by_status)
+        self.by_agent.update(other.by_agent)
+        self.calls.update(other.calls)
+        self.milliseconds.update(other.milliseconds)
+        self.durations += other.durations
 
     def duration(self, percent: int) -> int | None:
         self.durations.sort()
@@ -177,11 +186,13 @@ async def read_daily(
         lambda reader: reader.page(condition, _NEWEST, limit=most + 1, details=_BY_DAY),
     )
     days: defaultdict[date, Totals] = defaultdict(Totals)
-    whole = Totals()
     for each in found[:most]:
-        for totals in (whole, days[each.info.created_at.date()]):
-            totals.sessions += 1
-            totals.add(each.info.metadata)
+        of_day = days[each.info.created_at.date()]
+        of_day.sessions += 1
+        of_day.add(each.info.metadata)
+    whole = Totals()
+    for of_day in days.values():
+        whole.merge(of_day)
     return Daily(days, whole, len(found) <= most)
 
 
@@ -189,7 +200,7 @@ def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
     return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 
 
-def is_count(value: object, most: int = MOST) -> bool:
+def _is_count(value: object, most: int = _MOST) -> bool:
     return type(value) is int and 0 <= value < most
 
 
