@@ -104,7 +104,7 @@ def ago(then: datetime, now: datetime | None = None) -> str:
 
 
 def parse_time(value: object) -> datetime | None:
-    """Returns None for what is no time in ISO 8601. A time without an offset is UTC."""
+    """Returns None if the value is not a time in ISO 8601. A time without an offset is UTC."""
     if not isinstance(value, str):
         return None
     try:

@@ -1,4 +1,7 @@
-"""Parses database URLs. A URL without a driver gets one for asyncio."""
+"""Parses database URLs, and recognizes the errors of drivers.
+
+A URL without a driver gets one for asyncio.
+"""
 
 from __future__ import annotations
 

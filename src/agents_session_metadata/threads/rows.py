@@ -133,9 +133,8 @@ class ThreadRows:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._tables = database.tables
         self._dialect = database.dialect
-        self._items, self._attachments, _ = self._tables.group(THREADS).tables
+        self._items, self._attachments, _ = database.tables.group(THREADS).tables
 
     # ---- items ----
 
@@ -203,10 +202,11 @@ class ThreadRows:
     def read_threads(
         self, connection: Connection, ids: Sequence[str]
     ) -> dict[str, list[ThreadItem]]:
-        own_id, items = self._tables.sessions.c.session_id, self._items
+        sessions, items = self._database.tables.sessions, self._items
+        own_id = sessions.c.session_id
         statement = (
             select(own_id, *self._columns())
-            .join_from(self._tables.sessions, items, own_id == items.c.session_id)
+            .join_from(sessions, items, own_id == items.c.session_id)
             .where(own_id.in_(ids))
             .order_by(own_id, items.c.position)
         )
@@ -223,7 +223,7 @@ class ThreadRows:
             connection.execute(insert(self._items), rows)
 
     def message_ids(self, connection: Connection, session_id: str) -> list[int]:
-        messages = self._tables.messages
+        messages = self._database.tables.messages
         statement = select(messages.c.id).where(messages.c.session_id == session_id)
         return sorted(connection.scalars(statement))
 

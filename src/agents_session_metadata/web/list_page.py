@@ -43,7 +43,7 @@ ORDERS: Final = {
     keys.TITLE: "Title",
 }
 SAMPLE: Final = 1_000
-"""The number of sessions that facets and lists of most frequent values count."""
+"""The number of sessions that facets count."""
 _PAGE: Final = 25
 _HITS: Final = 100
 _LONGEST_FACET: Final = 8
