@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -143,14 +144,12 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
     await database.ensure()
     rewritten = skipped = 0
     after: Stored | None = None
-    while batch := await database.read(lambda sync, *_, at=after: _read(sync, database.tables, at)):
+    while batch := await database.read(partial(_read, tables=database.tables, after=after)):
         after = batch[-1]
         skipped += sum(stored.encoded is None for stored in batch)
         wrong = [stored for stored in batch if stored.encoded and stored.problems]
         if wrong:
-            written, left = await database.write(
-                lambda sync, *_, wrong=wrong: _rewrite(sync, store, wrong)
-            )
+            written, left = await database.write(partial(_rewrite, store=store, wrong=wrong))
             rewritten, skipped = rewritten + written, skipped + left
     return Rewritten(rewritten, skipped)
 

@@ -75,7 +75,7 @@ class SessionTitler:
             return None
         store = store_of(session)
 
-        def first_item(connection: Connection, *_: object) -> int:
+        def first_item(connection: Connection) -> int:
             assert store is not None  # noqa: S101  # it is called in its transactions
             return oldest_id(store.database, connection, session.session_id)
 
