@@ -52,7 +52,7 @@ class Totals:
     """Whoever adds metadata counts the sessions as well: one without metadata adds nothing."""
 
     def __init__(self) -> None:
-        self.sessions = 0
+        self.sessions: int = 0
         self.sums: Counter[str] = Counter()
         self.by_status: Counter[str] = Counter()
         self.by_agent: Counter[str] = Counter()
