@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 
-from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.dialects._dialect import Dialect, Statement, lists_of
 from agents_session_metadata.dialects._locks import Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import CorruptMetadataError, MetadataLimitError
@@ -32,7 +32,7 @@ from agents_session_metadata.values import LIST, EncodedValue, SearchKey, decode
 
 from .change_log import note
 from .database import Database
-from .tables import SessionTables, element_rows
+from .tables import SessionTables
 
 _REPLACED = ("value", "search_key", "search_rest")
 _MANY_KEYS = 500
@@ -60,12 +60,13 @@ class Rows:
         self._locks = dialect.locks(sessions, rows, tables.elements)
         self._upsert = dialect.upsert(rows, _REPLACED)
         self._upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
+        self._insert_whole = dialect.insert_whole(self._locks.insert_new, rows, tables.elements)
         # What is read of a session that is locked: texts of all keys, whether each is a list, or
         # nothing if the database can read that in `upsert`.
         self.texts: Reader = self._locks.reader(rows.c.value)
         self.lists: Reader = self._locks.reader(kind == LIST)
         self.before_upsert: Reader = (
-            self._locks.reading_nothing if self._upsert_reading else self.lists
+            self.lists if self._upsert_reading is None else self._locks.reading_nothing
         )
         texts: Statement = select(rows.c.key, rows.c.value).where(own)
         self._read = texts.order_by(rows.c.key)
@@ -143,13 +144,21 @@ class Rows:
 
         Returns whether the id was free. If not, the session is locked.
         """
-        leftovers = self._locks.create(connection, session_id)
+        if self._insert_whole is None:
+            leftovers = self._locks.create(connection, session_id)
+        else:
+            given = lists_of(self._tables.metadata, rows_of(session_id, encoded))
+            given |= lists_of(self._tables.elements, elements_of(session_id, encoded))
+            leftovers = self._locks.created(connection, session_id, self._insert_whole, **given)
         if leftovers is None:
             return False
+        note(connection, "created", session_id)
         if leftovers:
             self._delete_leftovers(connection, session_id)
-        note(connection, "created", session_id)
-        self.write(connection, session_id, encoded, ())
+        if leftovers or self._insert_whole is None:
+            self.write(connection, session_id, encoded, ())
+        elif encoded:
+            note(connection, "set", session_id, encoded)
         return True
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
@@ -168,9 +177,10 @@ class Rows:
         stored = claim.stored
         rows = rows_of(session_id, encoded)
         if self._upsert_reading is not None:
-            statement, names = self._upsert_reading
-            given: dict[str, Any] = {f"given_{name}": [row[name] for row in rows] for name in names}
-            found: Any = connection.execute(statement, {"of_session": session_id, **given})
+            given = lists_of(self._tables.metadata, rows)
+            found: Any = connection.execute(
+                self._upsert_reading, {"of_session": session_id, **given}
+            )
             stored = dict(found.all())
         self.check_count(stored, encoded)
         lists = [key for key in encoded if key in stored and (stored[key] or encoded[key].elements)]
@@ -217,11 +227,7 @@ class Rows:
             table = self._tables.elements
             stale = table.c.session_id == session_id, table.c.key.in_(sorted(lists))
             connection.execute(delete(table).where(*stale))
-        parts = [
-            row
-            for key, value in encoded.items()
-            for row in element_rows(session_id, key, value.elements)
-        ]
+        parts = elements_of(session_id, encoded)
         if parts:
             connection.execute(insert(self._tables.elements), parts)
 
@@ -265,6 +271,21 @@ def rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[s
             "search_rest": value.search.rest,
         }
         for key, value in encoded.items()
+    ]
+
+
+def elements_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:
+    """The rows of the list elements that are scalars."""
+    return [
+        {
+            "session_id": session_id,
+            "key": key,
+            "position": position,
+            "search_key": element.indexed,
+            "search_rest": element.rest,
+        }
+        for key, value in encoded.items()
+        for position, element in enumerate(value.elements)
     ]
 
 

@@ -12,7 +12,6 @@ connections, so triggers do it there, for every writer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -34,7 +33,6 @@ from sqlalchemy import (
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.text import quoted
-from agents_session_metadata.values import SearchKey
 
 from .definitions import (
     CORE,
@@ -115,19 +113,6 @@ def table_names(
             f"the tables must have different names, got {', '.join(map(quoted, names))}"
         )
     return names
-
-
-def element_rows(
-    session_id: str, key: str, elements: Iterable[SearchKey]
-) -> Iterator[dict[str, Any]]:
-    for position, element in enumerate(elements):
-        yield {
-            "session_id": session_id,
-            "key": key,
-            "position": position,
-            "search_key": element.indexed,
-            "search_rest": element.rest,
-        }
 
 
 @lru_cache(maxsize=256)

@@ -153,11 +153,17 @@ class Dialect:
 
     def upsert_reading(
         self, table: Table, replaced: Sequence[str], read: Sequence[ColumnElement[Any]]
-    ) -> tuple[Statement, Sequence[str]] | None:
-        """Upserts rows of the session `of_session`, and reads columns as they were before.
+    ) -> Statement | None:
+        """Upserts rows that `lists_of` binds, and reads columns of `of_session` as they were.
 
-        Returns the statement and the columns that it writes: each takes a list, bound as `given_`
-        and its name. Returns None if the database cannot read in the same statement.
+        None if the database cannot read in the same statement.
+        """
+        return None
+
+    def insert_whole(self, new: Any, *tables: Table) -> Statement | None:
+        """Inserts a session by `new`, and its rows, as `lists_of` binds them, if it was created.
+
+        None if that takes several statements.
         """
         return None
 
@@ -331,6 +337,19 @@ class Dialect:
         schema = connection.schema_for_object(messages)
         columns = inspect(connection).get_columns(messages.name, schema)
         return next(column["type"] for column in columns if column["name"] == "id")
+
+
+def lists_of(
+    table: Table, rows: Sequence[Mapping[str, Any]], names: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Rows as one list for each of the columns, by default those that have no default."""
+    return {
+        f"{table.name}_{name}": [row[name] for row in rows] for name in names or names_of(table)
+    }
+
+
+def names_of(table: Table) -> tuple[str, ...]:
+    return tuple(column.name for column in table.c if column.server_default is None)
 
 
 def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
+    TypeDecorator,
     any_,
     bindparam,
     cast,
-    column,
     extract,
     func,
     insert,
@@ -34,7 +35,15 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.text import escaped
 
-from ._dialect import Dialect, RowTrigger, Statement, qualified, qualified_text
+from ._dialect import (
+    Dialect,
+    RowTrigger,
+    Statement,
+    lists_of,
+    names_of,
+    qualified,
+    qualified_text,
+)
 from ._locks import ROUNDS, Locks
 from ._text import PostgreSQLTextSQL
 from .sqltypes import SDKTime
@@ -121,20 +130,26 @@ class PostgreSQL(Dialect):
 
     def upsert_reading(
         self, table: Table, replaced: Sequence[str], read: Sequence[ColumnElement[Any]]
-    ) -> tuple[Statement, Sequence[str]]:
+    ) -> Statement:
         own: Any = bindparam("of_session", type_=String)
         stored = select(*read).where(table.c.session_id == own).cte("stored")
-        names = ["key", *replaced]
-        given = func.unnest(
-            *(bindparam(f"given_{name}", type_=ARRAY(table.c[name].type)) for name in names)
-        ).table_valued(*(column(name, table.c[name].type) for name in names))
-        rows = select(own, given.render_derived())
-        written = self.upsert(table, replaced).from_select(["session_id", *names], rows)
+        names = names_of(table)
+        written = self.upsert(table, replaced).from_select(names, _given(table, names))
         # Both parts of the statement read what was there when it began.
-        return select(stored).add_cte(written.cte("written")), names
+        return select(stored).add_cte(written.cte("written"))
+
+    def insert_whole(self, new: Any, *tables: Table) -> Statement:
+        created = new.cte("created")
+        statement = select(created)
+        for number, table in enumerate(tables):
+            names = names_of(table)
+            rows = _given(table, names).where(select(created).exists())
+            added = self.insert_missing(table).from_select(names, rows, include_defaults=False)
+            statement = statement.add_cte(added.cte(f"added_{number}"))
+        return statement
 
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
-        item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else String()
+        item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else Text()
         return column == any_(bindparam(name, type_=ARRAY(item)))
 
     def looked_up(self, key: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
@@ -173,9 +188,8 @@ class PostgreSQL(Dialect):
     ) -> None:
         # A list for each column: drivers would run the statement once for each row.
         if rows:
-            statement = _insert_lists(table, tuple(rows[0]))
-            lists = {f"given_{name}": [row[name] for row in rows] for name in rows[0]}
-            connection.execute(statement, lists)
+            names = tuple(rows[0])
+            connection.execute(_insert_lists(table, names), lists_of(table, rows, names))
 
     def now(self) -> ColumnElement[int]:
         # CURRENT_TIMESTAMP is the start of the transaction.
@@ -329,25 +343,36 @@ _BESIDE = (
 created, and for a table that refers to the sessions table."""
 
 
+class _Texts(TypeDecorator[Any]):
+    """A list that is bound as texts: asyncpg looks up other arrays on every new connection."""
+
+    impl = ARRAY(Text)
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: object) -> list[str | None]:
+        texts = (each.hex() if isinstance(each, bytes) else each for each in value)
+        return [None if each is None else str(each) for each in texts]
+
+
+def _given(table: Table, names: Iterable[str]) -> Any:
+    """Selects the rows that `lists_of` binds, in their order."""
+    lists = (bindparam(f"{table.name}_{name}", type_=_Texts()) for name in names)
+    given = func.unnest(*lists).table_valued(*names, with_ordinality="ordinal").render_derived()
+    columns = []
+    for name in names:
+        kind: Any = table.c[name].type
+        value: Any = given.c[name]
+        if isinstance(kind, LargeBinary):
+            value = func.decode(value, literal_column("'hex'"))
+        elif isinstance(kind, TIMESTAMP):
+            value = func.timezone(_ZONE, cast(value, TIMESTAMP(timezone=True)))
+        elif not isinstance(kind, String):
+            value = cast(value, kind)
+        columns.append(value)
+    return select(*columns).order_by(given.c.ordinal)
+
+
 @lru_cache(maxsize=64)
 def _insert_lists(table: Table, names: tuple[str, ...]) -> Any:
-    """Inserts rows from one list per column."""
-    times = {name for name in names if isinstance(table.c[name].type, TIMESTAMP)}
-    types: dict[str, TypeEngine[Any]] = {
-        name: TIMESTAMP(timezone=True) if name in times else table.c[name].type for name in names
-    }
-    lists = (bindparam(f"given_{name}", type_=ARRAY(kind)) for name, kind in types.items())
-    given = (
-        func.unnest(*lists)
-        .table_valued(*(column(*each) for each in types.items()), with_ordinality="ordinal")
-        .render_derived()
-    )
-    values: list[Any] = [
-        func.timezone(_ZONE, given.c[name]) if name in times else given.c[name] for name in names
-    ]
     # The rows get their serial numbers after they are sorted.
-    return insert(table).from_select(
-        list(names),
-        select(*values).order_by(given.c.ordinal),
-        include_defaults=False,
-    )
+    return insert(table).from_select(names, _given(table, names), include_defaults=False)

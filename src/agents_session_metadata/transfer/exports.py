@@ -17,8 +17,14 @@ from agents_session_metadata.core.change_log import note
 from agents_session_metadata.core.definitions import CORE
 from agents_session_metadata.core.features import features, in_use
 from agents_session_metadata.core.messages import in_order
-from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions, rows_of
-from agents_session_metadata.core.tables import SessionTables, element_rows
+from agents_session_metadata.core.rows import (
+    check_id,
+    delete_sessions,
+    elements_of,
+    lock_sessions,
+    rows_of,
+)
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
@@ -324,12 +330,7 @@ def _insert_sessions(
     _delete_leftovers(connection, tables, [each.session_id for each in new])
     metadata = [row for each in new for row in rows_of(each.session_id, each.metadata)]
     dialect.insert_rows(connection, tables.metadata, metadata)
-    elements = [
-        row
-        for each in new
-        for key, value in each.metadata.items()
-        for row in element_rows(each.session_id, key, value.elements)
-    ]
+    elements = [row for each in new for row in elements_of(each.session_id, each.metadata)]
     dialect.insert_rows(connection, tables.elements, elements)
     items = [
         {"session_id": each.session_id, "message_data": text, "created_at": at}
