@@ -35,22 +35,22 @@ EVERY_CONDITION: dict[str, Any] = {
 }
 TIME = "2026-01-02 03:04:05"
 CURSORS = {
-    "session_id": (Position("chat-1"), "AU97VEzoaeNyYg04sCZbo65bImNoYXQtMSJd"),
+    "session_id": (Position("chat-1"), "Aeajh1PZEe983x9SWek9JFtbImNoYXQtMSJd"),
     "-updated_at": (
         Position("chat-1", TIME),
-        "Abmwme56UTXoztcII5lc6blbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiXQ",
+        "AXL_E7f9SF_qC_EfU3sUG6pbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiXQ",
     ),
     "created_at": (
         Position("chat-é", TIME),
-        "AXIQCD9XhJfcCc_fGq9xKEpbImNoYXQtXHUwMGU5IiwiMjAyNi0wMS0wMiAwMzowNDowNSJd",
+        "AWOk0neuUIlnk9xTqLAcEPNbImNoYXQtXHUwMGU5IiwiMjAyNi0wMS0wMiAwMzowNDowNSJd",
     ),
     "-title": (
         Position("chat-1", TIME, search_key("My chat")),
-        "AfHh0euroYL-u_uH87e56H9bImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiLCJRRTE1SUdOb1lYUT0iXQ",
+        "AUFpmtAvRfkCXCbw2sYwa6JbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiLCJRRTE1SUdOb1lYUT0iXQ",
     ),
     "title": (
         Position("chat-1", TIME),
-        "ATCjl2IhYoxaMfgpx8qgHIRbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiLG51bGxd",
+        "AX8_y7TzozYfUBEUWBBu9TtbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiLG51bGxd",
     ),
 }
 
@@ -103,9 +103,9 @@ async def test_cursors_and_ids_of_version_1_in_a_database(engine):
         for each, where in ((catalog, None), (scoped, None), (scoped, {"pr": {"$gt": 1}}))
     ]
     assert cursors == [
-        "AW-Tg3m2A7F52jIS2fP9qNxbIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
-        "AU2-khMLYMGXwCfVF8mixa1bIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
-        "AdXz0C9ZCGVUdupyTjv51zBbIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
+        "AXdvQJMxSuGitzkrR5c7_JBbIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
+        "AXHq5XXi3wbRhFQPIEoWCBlbIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
+        "AccYHTqT1YzAbhu9Zhi9vm5bIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
     ]
 
 

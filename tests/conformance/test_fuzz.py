@@ -152,7 +152,7 @@ def forged(catalog: SessionCatalog, order_by: str, body: bytes) -> str:
 
     condition = catalog._store.scope.restrict(parse_filter(None))
     question = json_text.dumps(
-        [condition.encoded(), Ordering.parse(order_by).encoded()], separators=(",", ":")
+        [condition.encoded(), repr(Ordering.parse(order_by))], separators=(",", ":")
     )
     digest = hashlib.sha256(hashlib.sha256(question.encode()).digest() + body).digest()[:16]
     return base64.urlsafe_b64encode(b"\x01" + digest + body).decode().rstrip("=")

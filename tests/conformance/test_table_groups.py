@@ -6,15 +6,11 @@ import asyncio
 
 import pytest
 from agents.extensions.memory import SQLAlchemySession
-from sqlalchemy import Column, ForeignKeyConstraint, Index, MetaData, inspect
+from sqlalchemy import Column, Index, MetaData, inspect
 
 from agents_session_metadata import SessionCatalog, TablesMissingError, session_tables
 from agents_session_metadata.core import tables
-from agents_session_metadata.core.definitions import (
-    TableGroup,
-    derived_name,
-    ending_with_session,
-)
+from agents_session_metadata.core.definitions import derived_name
 from agents_session_metadata.core.features import Feature, features
 from conformance import raw
 from conformance.test_tables import TABLES, schema_of
@@ -22,26 +18,11 @@ from conformance.test_tables import TABLES, schema_of
 pytestmark = pytest.mark.dialect
 
 
-def define_notes(metadata, core, names, types):
+def define_notes(make):
     """A group with one table, whose rows end with their session."""
-    [name] = names
-    notes = metadata.tables.get(name)
-    if notes is None:
-        sessions = core.tables[0]
-        notes = tables.Table(
-            name,
-            metadata,
-            Column("session_id", types.own_id, primary_key=True),
-            Column("note", types.key, nullable=False),
-            ForeignKeyConstraint(
-                ["session_id"],
-                [sessions.c.session_id],
-                name=derived_name(name, "_session_fk"),
-                ondelete="CASCADE",
-            ),
-            Index(derived_name(name, "_note_idx"), "note"),
-        )
-    return TableGroup("notes", (notes,), (ending_with_session(core.tables[0], notes),))
+    [name] = make.names
+    note = Column("note", make.types.key, nullable=False)
+    make.owned(name, note, Index(derived_name(name, "_note_idx"), "note"))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     DDLElement,
     ForeignKeyConstraint,
     Integer,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import SchemaItem
@@ -32,6 +34,7 @@ from agents_session_metadata.dialects.sqltypes import (
     LongText,
     MetadataKey,
     PlainBytes,
+    RowId,
     SearchBytes,
     SessionId,
     TimeCopy,
@@ -125,14 +128,6 @@ def session_link(
         name=derived_name(table, "_session_fk"),
         ondelete=ondelete,
     )
-
-
-def feature_table(
-    name: str, metadata: MetaData, types: ColumnTypes, *elements: SchemaItem, **options: Any
-) -> Table:
-    """Returns the table that the MetaData has under this name, or a new one."""
-    options |= table_options(types)
-    return Table(name, metadata, *elements, **options, keep_existing=True)
 
 
 class CreateTrigger(DDLElement):
@@ -245,3 +240,53 @@ class TableGroup:
     def __getitem__(self, suffix: str) -> Table:
         """The table whose name ends with `suffix`."""
         return next(table for table in self.tables if table.name.endswith(suffix))
+
+
+@dataclass
+class TableMaker:
+    """Makes the tables of one feature, or takes those that the MetaData has already.
+
+    Attributes:
+        names: The names of the tables, in the order of the feature's suffixes.
+        core: The sessions, messages, metadata and elements.
+    """
+
+    metadata: MetaData
+    core: tuple[Table, ...]
+    types: ColumnTypes
+    names: tuple[str, ...]
+    tables: list[Table] = field(default_factory=list)
+    triggers: list[CreateTrigger] = field(default_factory=list)
+    cleanup: list[Any] = field(default_factory=list)
+    virtual: list[Table] = field(default_factory=list)
+
+    def group(self, name: str) -> TableGroup:
+        parts: list[list[Any]] = [self.tables, self.triggers, self.cleanup, self.virtual]
+        return TableGroup(name, *map(tuple, parts))
+
+    def table(self, name: str, *elements: SchemaItem, **options: Any) -> Table:
+        options |= table_options(self.types)
+        table = Table(name, self.metadata, *elements, **options, keep_existing=True)
+        self.tables.append(table)
+        return table
+
+    def owned(self, name: str, *elements: SchemaItem) -> Table:
+        """A table whose rows belong to a session and end with it."""
+        own_id = Column("session_id", self.types.own_id, primary_key=True)
+        table = self.table(name, own_id, *elements, session_link(name, self.core[0]))
+        self.triggers.append(ending_with_session(self.core[0], table))
+        return table
+
+    def kept(self, name: str, *elements: SchemaItem) -> Table:
+        """A table whose rows outlive their session, which they then do not name any more."""
+        table = self.table(
+            name,
+            Column("id", RowId, primary_key=True, autoincrement=True),
+            Column("session_id", self.types.own_id),
+            *elements,
+            session_link(name, self.core[0], "SET NULL"),
+            # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
+            UniqueConstraint("session_id", "id", name=derived_name(name, "_session_key")),
+        )
+        self.triggers.append(ending_with_session(self.core[0], table, keeps_rows=True))
+        return table

@@ -15,9 +15,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, MetaData
+from sqlalchemy import ColumnElement, Connection
 
-from .definitions import ColumnTypes, TableGroup, derived_name
+from .definitions import TableMaker, derived_name
 
 if TYPE_CHECKING:
     from .database import Database
@@ -88,7 +88,7 @@ class Feature:
     Attributes:
         name: The name of its group of tables.
         suffixes: The ends of the names of its tables, which begin with that of the metadata table.
-        define: Defines the tables beside the core tables, under the given names.
+        define: Makes the tables.
         hold: Returns the error that a change of a locked session's history raises, if it must not
             change now.
         give_up: Ends what depends on the history of a locked session but does not hold it, before
@@ -111,7 +111,7 @@ class Feature:
 
     name: str
     suffixes: tuple[str, ...]
-    define: Callable[[MetaData, TableGroup, tuple[str, ...], ColumnTypes], TableGroup]
+    define: Callable[[TableMaker], object]
     hold: Callable[[Database, Connection, str], Exception | None] | None = None
     give_up: Callable[[Database, Connection, str], None] | None = None
     end: Callable[[Database, Connection, str], None] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
@@ -29,7 +29,7 @@ from agents_session_metadata.types import ItemInfo
 from .database import Database
 from .store import SessionStore
 
-UNREADABLE: Final[Any] = object()
+UNREADABLE: Any = object()
 """Replaces the item of a row that is not JSON. The SDK skips such rows."""
 _AT_ONCE = 500
 

@@ -41,6 +41,7 @@ from .definitions import (
     ColumnTypes,
     CreateTrigger,
     TableGroup,
+    TableMaker,
     ending_with_session,
     session_link,
     table_options,
@@ -248,12 +249,12 @@ def _with_groups(
         ending_with_session(sessions, rows),
         CreateTrigger(rows, elements, ("session_id", "key")),
     )
-    core = TableGroup(CORE, tables, triggers)
-    others = (
-        feature.define(metadata, core, feature.names(names.metadata), types)
-        for feature in features()
-    )
-    return SessionTables(sessions, messages, rows, elements, groups=(core, *others))
+    groups = [TableGroup(CORE, tables, triggers)]
+    for feature in features():
+        maker = TableMaker(metadata, tables, types, feature.names(names.metadata))
+        feature.define(maker)
+        groups.append(maker.group(feature.name))
+    return SessionTables(sessions, messages, rows, elements, groups=tuple(groups))
 
 
 def _is_wanted(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any, **__: Any) -> bool:

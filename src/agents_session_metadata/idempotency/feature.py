@@ -10,33 +10,25 @@ A row is deleted with its session, and is neither copied nor exported.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from sqlalchemy import (
     BigInteger,
     Column,
     Connection,
-    MetaData,
     String,
     delete,
     insert,
     select,
 )
 
-from agents_session_metadata.core.definitions import (
-    ColumnTypes,
-    TableGroup,
-    ending_with_session,
-    feature_table,
-    session_link,
-)
+from agents_session_metadata.core.definitions import TableMaker
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.scope import ScopedStore
 
-IDEMPOTENCY: Final = "idempotency"
-_KEPT: Final = 24 * 3600 * 1_000_000
+IDEMPOTENCY = "idempotency"
+_KEPT = 24 * 3600 * 1_000_000
 """Microseconds for which an answer is kept."""
 
 
@@ -44,24 +36,16 @@ class KeyReusedError(ValueError):
     """A key was sent with two different requests."""
 
 
-def define(
-    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
-) -> TableGroup:
-    [name] = names
-    sessions = core.tables[0]
-    table = feature_table(
+def define(make: TableMaker) -> None:
+    [name] = make.names
+    make.owned(
         name,
-        metadata,
-        types,
-        Column("session_id", types.own_id, primary_key=True),
-        Column("request_key", types.key, primary_key=True),
+        Column("request_key", make.types.key, primary_key=True),
         Column("request_hash", String(64), nullable=False),
-        Column("answer", types.text, nullable=False),
+        Column("answer", make.types.text, nullable=False),
         # Microseconds since 1970, by the database's clock.
         Column("answered_at", BigInteger, nullable=False),
-        session_link(name, sessions),
     )
-    return TableGroup(IDEMPOTENCY, (table,), (ending_with_session(sessions, table),))
 
 
 FEATURE = Feature(IDEMPOTENCY, ("_idempotency",), define)

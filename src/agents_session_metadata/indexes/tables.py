@@ -8,15 +8,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Connection, Index, Integer, MetaData, select
+from sqlalchemy import Column, Connection, Index, Integer, select
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
-    ColumnTypes,
-    TableGroup,
+    TableMaker,
     by_code_point,
     derived_name,
-    feature_table,
     session_link,
 )
 
@@ -28,13 +26,10 @@ FILLING, COMPLETE, DROPPING = 0, 1, 2
 """Triggers maintain an index in the first two states; only a complete one is used."""
 
 
-def define(
-    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
-) -> TableGroup:
-    indexes = feature_table(
-        names[0],
-        metadata,
-        types,
+def define(make: TableMaker) -> None:
+    types, (indexes_name, entries_name) = make.types, make.names
+    make.table(
+        indexes_name,
         Column("key", types.key, primary_key=True),
         # FILLING, COMPLETE or DROPPING.
         Column("state", Integer, nullable=False),
@@ -42,10 +37,8 @@ def define(
         Column("token", types.key, nullable=False),
         sqlite_with_rowid=False,
     )
-    entries = feature_table(
-        names[1],
-        metadata,
-        types,
+    entries = make.table(
+        entries_name,
         Column("session_id", types.own_id, primary_key=True),
         Column("key", types.key, primary_key=True),
         # That of the element in its list; -1 for a value as a whole.
@@ -55,15 +48,15 @@ def define(
         Column("search_key", types.search, nullable=False),
         # As nullable as the column that it follows may be.
         Column("updated_at", types.stored_time, nullable=True),
-        session_link(names[1], core.tables[0]),
+        session_link(entries_name, make.core[0]),
         Index(
-            derived_name(names[1], "_order_idx"),
+            derived_name(entries_name, "_order_idx"),
             *("key", "of_list", "search_key", "updated_at", "session_id"),
             **by_code_point(types),
         ),
         sqlite_with_rowid=False,
     )
-    return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup(core.tables, entries))
+    make.cleanup += cleanup(make.core, entries)
 
 
 def look(database: Database, connection: Connection) -> None:

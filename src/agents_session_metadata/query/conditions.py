@@ -9,8 +9,8 @@ import operator as op
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     BindParameter,
@@ -112,7 +112,6 @@ class Equals(MetadataCondition):
     """The value under a key equals one of these."""
 
     values: tuple[SearchKey, ...]
-    kind: ClassVar[str] = "equals"
 
     @property
     def rank(self) -> int:
@@ -152,9 +151,6 @@ class Equals(MetadataCondition):
             options.append(and_(begins, rest == bytes_of_call(f"{name}_rest{index}")))
         return or_(*options)
 
-    def encoded(self) -> list[Any]:
-        return [self.kind, self.key, sorted(map(_hex, self.values))]
-
     def _split(self) -> tuple[list[bytes], list[SearchKey]]:
         whole = [value.indexed for value in self.values if value.is_whole]
         return whole, [value for value in self.values if not value.is_whole]
@@ -162,8 +158,6 @@ class Equals(MetadataCondition):
 
 class Contains(Equals):
     """The value under a key is a list with one of these scalars as an element."""
-
-    kind = "contains"
 
     @property
     def rank(self) -> int:
@@ -175,8 +169,6 @@ class Contains(Equals):
 
 class ContainsAll(Contains):
     """The value under a key is a list with all of these scalars. Their search keys are whole."""
-
-    kind = "contains_all"
 
     @property
     def rank(self) -> int:
@@ -243,10 +235,6 @@ class Between(MetadataCondition):
                 truths += [within(search, end), or_(beyond(search, end), further)]
         return and_(*truths)
 
-    def encoded(self) -> list[Any]:
-        ends = [end and [_hex(end.value), end.inclusive] for end in (self.low, self.high)]
-        return ["between", self.key, self.tag.hex(), *ends]
-
 
 class HasPrefix(Between):
     """The value under a key is a string that begins with the lower bound."""
@@ -255,9 +243,6 @@ class HasPrefix(Between):
     def rank(self) -> int:
         # The empty prefix is every string.
         return 5 if self.low and self.low.value.indexed != STRING else 9
-
-    def encoded(self) -> list[Any]:
-        return ["prefix", self.key, *(_hex(end.value) for end in (self.low,) if end)]
 
 
 @dataclass(frozen=True)
@@ -268,9 +253,6 @@ class Exists(MetadataCondition):
 
     def matches(self, name: str, dialect: Dialect, rows: FromClause) -> Truth:
         return true()
-
-    def encoded(self) -> list[Any]:
-        return ["exists", self.key]
 
 
 # ---- the session's own columns ----
@@ -299,9 +281,6 @@ class IdIn(_IdCondition):
     def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         return context.dialect.one_of(session_id, name, len(self.ids))
 
-    def encoded(self) -> list[Any]:
-        return ["id_in", sorted(self.ids)]
-
 
 @dataclass(frozen=True)
 class IdHasPrefix(_IdCondition):
@@ -319,9 +298,6 @@ class IdHasPrefix(_IdCondition):
         by_code_point = context.sorted_id(session_id)
         first, last = bindparam(name, type_=String), bindparam(f"{name}_last", type_=String)
         return and_(by_code_point >= first, by_code_point <= last)
-
-    def encoded(self) -> list[Any]:
-        return ["id_prefix", self.prefix]
 
 
 @dataclass(frozen=True)
@@ -345,10 +321,6 @@ class TimeBound(Condition):
         column = kind.comparable(context.tables.sessions.c[self.column])
         return COMPARE[self.operator](column, bindparam(name, type_=kind))
 
-    def encoded(self) -> list[Any]:
-        moment = self.moment.astimezone(timezone.utc).isoformat(timespec="microseconds")
-        return ["time", self.column, self.operator, moment]
-
 
 def equality(values: Mapping[str, Any]) -> All:
     return All(tuple(Equals(key, (search_key(value),)) for key, value in values.items()))
@@ -366,10 +338,6 @@ def constant(number: int) -> ColumnElement[int]:
 
 UNLIMITED: ColumnElement[int] = constant(2**31 - 1)
 """A limit above every number of rows: with it, no database merges a subquery into its statement."""
-
-
-def _hex(value: SearchKey) -> str:
-    return (value.indexed + value.rest).hex()
 
 
 def bytes_of_call(name: str) -> BindParameter[bytes]:

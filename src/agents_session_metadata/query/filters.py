@@ -139,7 +139,7 @@ def _eq(key: str, operand: object, path: str) -> Condition:
 
 def _in(key: str, operand: object, path: str) -> Condition:
     values = (search_key(_check_value(value, path)) for value in _check_list(operand, path))
-    distinct = tuple(dict.fromkeys(values))
+    distinct = tuple(sorted(set(values)))
     return Equals(key, distinct) if distinct else NOTHING
 
 
@@ -261,7 +261,7 @@ def _id_condition(operator: str, operand: object, path: str) -> Condition:
     else:
         raise _unknown("operator for a session id", ("$eq", "$in", "$prefix"), path)
     # No session has such an id, and not every database takes it as a parameter.
-    ids = tuple(dict.fromkeys(one for one in candidates if "\x00" not in one))
+    ids = tuple(sorted({one for one in candidates if "\x00" not in one}))
     return IdIn(ids) if ids else NOTHING
 
 

@@ -97,13 +97,13 @@ class Condition(ABC):
         """Returns the rows to read. Called only if the rank is below `NO_DRIVER`."""
         raise NotImplementedError
 
-    @abstractmethod
-    def encoded(self) -> list[Any]:
+    def encoded(self) -> Any:
         """Returns the condition as JSON, for formats that outlive a process.
 
-        Version 1. Two conditions that differ only in the order of their parts or values have the
-        same encoding. A change invalidates the cursors that users hold: see `ordering.VERSION`.
+        Two conditions that differ only in the order of their parts have the same encoding. A change
+        of a class or of its fields invalidates the cursors that users hold: see `ordering.VERSION`.
         """
+        return repr(self)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,6 @@ class _Combination(Condition):
     """Combines conditions. With the result `decided_by` of one part, it has that result."""
 
     parts: tuple[Condition, ...]
-    kind: ClassVar[str]
     decided_by: ClassVar[bool]
 
     def named(self, name: str) -> Iterator[tuple[str, Condition]]:
@@ -140,15 +139,14 @@ class _Combination(Condition):
     def truths(self, name: str, context: Context, session_id: Id) -> Iterator[Truth]:
         return (part.truth(inner, context, session_id) for inner, part in self.named(name))
 
-    def encoded(self) -> list[Any]:
-        # Sorted, so that the order of the parts does not matter.
-        return [self.kind, sorted((part.encoded() for part in self.parts), key=json.dumps)]
+    def encoded(self) -> Any:
+        parts = sorted((part.encoded() for part in self.parts), key=json.dumps)
+        return [type(self).__name__, parts]
 
 
 class All(_Combination):
     """Every part holds. Without parts, it holds for every session."""
 
-    kind = "all"
     decided_by = False
 
     def conjunction(self, name: str) -> Iterator[tuple[str, Condition]]:
@@ -162,7 +160,6 @@ class All(_Combination):
 class AnyOf(_Combination):
     """Some part holds. Without parts, it holds for no session."""
 
-    kind = "any"
     decided_by = True
 
     @property
@@ -186,7 +183,6 @@ class AnyOf(_Combination):
 class Not(_Combination):
     """Its one part does not hold."""
 
-    kind = "not"
     decided_by = False
 
     @property
@@ -196,9 +192,6 @@ class Not(_Combination):
 
     def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         return not_(*self.truths(name, context, session_id))
-
-    def encoded(self) -> list[Any]:
-        return ["not", self.parts[0].encoded()]
 
 
 EVERYTHING = All(())

@@ -12,7 +12,7 @@ Version 1 is base64url, without padding, of these bytes:
 | 16 | the beginning of SHA-256 of the SHA-256 of the question and of the position |
 | rest | the position: JSON, ASCII, without spaces |
 
-The question is the JSON text of `[condition, ordering]`, each as its `encoded()` returns it. The
+The question is the JSON text of the condition as its `encoded()` returns it, and the order. The
 position is `[session_id]`, `[session_id, time]` or, in orders by a metadata key,
 `[session_id, time, value]`: the search key in base64, or null for a session without the key.
 """
@@ -103,11 +103,6 @@ class Ordering:
         """Without the key, which is a parameter."""
         return self if self.key is None else replace(self, key="")
 
-    def encoded(self) -> list[Any]:
-        """Returns the order as JSON, for cursors; version 1."""
-        kind, name = ("column", self.column) if self.key is None else ("key", self.key)
-        return [kind, name, "descending" if self.descending else "ascending"]
-
 
 WALK = Ordering("session_id", descending=False, native=True)
 """By primary key: the order in which all sessions are walked."""
@@ -140,7 +135,7 @@ def decode_cursor(cursor: str, condition: Condition, ordering: Ordering) -> Posi
 
 
 def _question(condition: Condition, ordering: Ordering) -> list[Any]:
-    return [condition.encoded(), ordering.encoded()]
+    return [condition.encoded(), repr(ordering)]
 
 
 def seal(position: Sequence[Any], question: Any) -> str:

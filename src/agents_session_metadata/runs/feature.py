@@ -28,10 +28,8 @@ from sqlalchemy import (
     FromClause,
     Index,
     Integer,
-    MetaData,
     String,
     Table,
-    UniqueConstraint,
     and_,
     bindparam,
     case,
@@ -46,19 +44,14 @@ from sqlalchemy import (
 from agents_session_metadata.core.change_log import note
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
-    ColumnTypes,
     CreateTrigger,
-    TableGroup,
+    TableMaker,
     derived_name,
-    ending_with_session,
-    feature_table,
-    session_link,
 )
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.core.messages import delete_messages, read_history
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects.sqltypes import RowId
 from agents_session_metadata.errors import SessionBusyError, SessionPausedError
 from agents_session_metadata.history.pairs import unanswered
 from agents_session_metadata.keys import RUN
@@ -70,16 +63,11 @@ INTERRUPTED = "interrupted"
 """The status of a run that is stored as `running` and whose lease has ended."""
 
 
-def define(
-    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
-) -> TableGroup:
-    sessions = core.tables[0]
-    runs_name, steps_name, keys_name, decisions_name = names
-    runs = feature_table(
+def define(make: TableMaker) -> None:
+    runs_name, steps_name, keys_name, decisions_name = make.names
+    types = make.types
+    runs = make.owned(
         runs_name,
-        metadata,
-        types,
-        Column("session_id", types.own_id, primary_key=True),
         Column("run_id", String(32), nullable=False),
         Column("status", String(16), nullable=False),
         Column("token", String(32), nullable=False),
@@ -95,7 +83,6 @@ def define(
         Column("progress", types.text, nullable=False),
         # The newest item after the last write of the run.
         Column("last_item", BigInteger, nullable=False),
-        session_link(runs_name, sessions),
         Index(derived_name(runs_name, "_order_idx"), "started_at", "session_id"),
     )
     # To the run, not to the session: adding a step need not lock the session.
@@ -105,32 +92,23 @@ def define(
         name=derived_name(steps_name, "_run_fk"),
         ondelete="CASCADE",
     )
-    steps = feature_table(
+    steps = make.table(
         steps_name,
-        metadata,
-        types,
         Column("session_id", types.own_id, primary_key=True),
         Column("number", Integer, primary_key=True, autoincrement=False),
         Column("value", types.text, nullable=False),
         link,
     )
-    run_keys = feature_table(
+    make.triggers.append(CreateTrigger(runs, steps, ("session_id",)))
+    make.owned(
         keys_name,
-        metadata,
-        types,
-        Column("session_id", types.own_id, primary_key=True),
         Column("run_key", String(64), primary_key=True),
         Column("run_id", String(32), nullable=False),
         Column("ended_at", BigInteger, nullable=False),
         Column("outcome", types.text, nullable=False),
-        session_link(keys_name, sessions),
     )
-    decisions = feature_table(
+    make.kept(
         decisions_name,
-        metadata,
-        types,
-        Column("id", RowId, primary_key=True, autoincrement=True),
-        Column("session_id", types.own_id),
         Column("run_id", String(32), nullable=False),
         Column("call_id", types.text, nullable=False),
         Column("tool", types.text),
@@ -139,18 +117,8 @@ def define(
         Column("message", types.text),
         Column("decided_by", types.text),
         Column("decided_at", BigInteger, nullable=False),
-        session_link(decisions_name, sessions, "SET NULL"),
-        # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
-        UniqueConstraint("session_id", "id", name=derived_name(decisions_name, "_session_key")),
         Index(derived_name(decisions_name, "_time_idx"), "decided_at"),
     )
-    triggers = (
-        ending_with_session(sessions, runs),
-        CreateTrigger(runs, steps, ("session_id",)),
-        ending_with_session(sessions, run_keys),
-        ending_with_session(sessions, decisions, keeps_rows=True),
-    )
-    return TableGroup(RUNS, (runs, steps, run_keys, decisions), triggers)
 
 
 def runs_table(tables: SessionTables) -> Table:
@@ -182,9 +150,6 @@ class NotAtWork(Condition):
         waits = and_(runs.c.status == WAITING, runs.c.paused_at > limit)
         held = exists().where(runs.c.session_id == session_id, or_(runs.c.status == RUNNING, waits))
         return not_(held.correlate(getattr(session_id, "table", None)))
-
-    def encoded(self) -> list[Any]:
-        return ["not_at_work", self.age // timedelta(microseconds=1)]
 
 
 def _hold(database: Database, connection: Connection, session_id: str) -> Exception | None:

@@ -40,11 +40,9 @@ from sqlalchemy.schema import DropTable
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
-    ColumnTypes,
     CreateTrigger,
-    TableGroup,
+    TableMaker,
     derived_name,
-    feature_table,
 )
 from agents_session_metadata.core.features import Feature, IndexKind, fill_in_steps
 from agents_session_metadata.core.schema import SDKIndex
@@ -70,26 +68,19 @@ NO_INDEX = (
 )
 
 
-def define(
-    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
-) -> TableGroup:
-    rows_name, state_name = names
-    messages = core.tables[1]
+def define(make: TableMaker) -> None:
+    rows_name, state_name = make.names
+    messages = make.core[1]
     # The native index of SQLite, which only `create_index` creates.
     native = Table(f"{rows_name}_fts", MetaData(), schema=messages.schema)
-    is_new = rows_name not in metadata.tables
     item = ForeignKey(messages.c.id, ondelete="CASCADE", name=derived_name(rows_name, "_item_fk"))
-    rows = feature_table(
+    rows = make.table(
         rows_name,
-        metadata,
-        types,
-        Column("id", types.item_id, item, primary_key=True, autoincrement=False),
+        Column("id", make.types.item_id, item, primary_key=True, autoincrement=False),
         Column("words", Words(), nullable=False),
     )
-    state = feature_table(
+    make.table(
         state_name,
-        metadata,
-        types,
         Column("id", Integer, primary_key=True, autoincrement=False),
         # 1 if the database's own index exists.
         Column("native", Integer, nullable=False),
@@ -99,12 +90,11 @@ def define(
         Column("pending", BigInteger, nullable=False),
         Column("mark", BigInteger, nullable=False),
     )
-    if is_new:
-        wanted: Any = _has_virtual_tables
-        drop = DropTable(native, if_exists=True).execute_if(callable_=wanted)
-        event.listen(rows, "before_drop", drop)
-    trigger = CreateTrigger(messages, rows, ("id",))
-    return TableGroup(TEXT, (rows, state), triggers=(trigger,), virtual=(native,))
+    wanted: Any = _has_virtual_tables
+    drop = DropTable(native, if_exists=True).execute_if(callable_=wanted)
+    event.listen(rows, "before_drop", drop)
+    make.triggers.append(CreateTrigger(messages, rows, ("id",)))
+    make.virtual.append(native)
 
 
 def _has_virtual_tables(*_: Any, dialect: Any, **__: Any) -> bool:

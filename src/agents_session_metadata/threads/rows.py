@@ -21,7 +21,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Index,
-    MetaData,
     UniqueConstraint,
     and_,
     delete,
@@ -34,11 +33,9 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
-    ColumnTypes,
-    TableGroup,
+    TableMaker,
     derived_name,
     ending_with_session,
-    feature_table,
     session_link,
 )
 from agents_session_metadata.core.messages import newest_id
@@ -50,16 +47,11 @@ THREADS = "threads"
 USER_MESSAGE = "user_message"
 
 
-def define(
-    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
-) -> TableGroup:
-    items_name, attachments_name, feedback_name = names
-    sessions = core.tables[0]
-    items = feature_table(
+def define(make: TableMaker) -> None:
+    items_name, attachments_name, feedback_name = make.names
+    types = make.types
+    make.owned(
         items_name,
-        metadata,
-        types,
-        Column("session_id", types.own_id, primary_key=True),
         Column("item_id", types.key, primary_key=True),
         # Grows with every item that is added to the session.
         Column("position", BigInteger, nullable=False),
@@ -67,13 +59,10 @@ def define(
         Column("data", types.text, nullable=False),
         # Of a user message: the newest row of the history when it was added, or 0.
         Column("history_end", BigInteger, nullable=True),
-        session_link(items_name, sessions),
         Index(derived_name(items_name, "_order_idx"), "session_id", "position"),
     )
-    attachments = feature_table(
+    attachments = make.table(
         attachments_name,
-        metadata,
-        types,
         Column("attachment_id", types.key, primary_key=True),
         # NULL until the attachment belongs to a session.
         Column("session_id", types.own_id, nullable=True),
@@ -81,7 +70,7 @@ def define(
         Column("owner", types.text, nullable=False),
         Column("data", types.text, nullable=False),
         Column("created_at", TIMESTAMP(), server_default=text("CURRENT_TIMESTAMP"), nullable=False),
-        session_link(attachments_name, sessions),
+        session_link(attachments_name, make.core[0]),
         # For the foreign key. A migration that drops indexes first leaves a constraint alone.
         UniqueConstraint(
             "session_id",
@@ -89,20 +78,14 @@ def define(
             name=derived_name(attachments_name, "_session_key"),
         ),
     )
-    feedback = feature_table(
+    make.triggers.append(ending_with_session(make.core[0], attachments))
+    make.owned(
         feedback_name,
-        metadata,
-        types,
-        Column("session_id", types.own_id, primary_key=True),
         Column("item_id", types.key, primary_key=True),
         Column("kind", types.key, nullable=False),
         # Microseconds since 1970.
         Column("voted_at", BigInteger, nullable=False),
-        session_link(feedback_name, sessions),
     )
-    tables = items, attachments, feedback
-    triggers = tuple(ending_with_session(sessions, table) for table in tables)
-    return TableGroup(THREADS, tables, triggers)
 
 
 class ThreadItem(NamedTuple):

@@ -24,10 +24,8 @@ from sqlalchemy import (
     Date,
     Index,
     Insert,
-    MetaData,
     Table,
     Text,
-    UniqueConstraint,
     bindparam,
     case,
     delete,
@@ -38,17 +36,12 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.core.definitions import (
-    ColumnTypes,
-    TableGroup,
+    TableMaker,
     derived_name,
-    ending_with_session,
-    feature_table,
-    session_link,
 )
 from agents_session_metadata.core.messages import in_order
 from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.dialects._dialect import Statement
-from agents_session_metadata.dialects.sqltypes import RowId
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
@@ -144,17 +137,10 @@ def _named(name: str | None) -> str | None:
     return name and storable_text(name[:MAX_KEY_LENGTH])
 
 
-def define(
-    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
-) -> TableGroup:
-    [name] = names
-    sessions = core.tables[0]
-    usage = feature_table(
+def define(make: TableMaker) -> None:
+    [name], types = make.names, make.types
+    make.kept(
         name,
-        metadata,
-        types,
-        Column("id", RowId, primary_key=True, autoincrement=True),
-        Column("session_id", types.own_id, nullable=True),
         Column("owner_key", types.search, nullable=True),
         # The JSON text of what the session had under the key `owner_id` at that time.
         Column("owner_id", types.text, nullable=True),
@@ -166,13 +152,9 @@ def define(
         *(Column(counter, BigInteger, nullable=False) for counter in Tokens._fields),
         # In units of 10 ** -12; NULL if the model has no price.
         Column("cost", BigInteger, nullable=True),
-        session_link(name, sessions, "SET NULL"),
         Index(derived_name(name, "_owner_idx"), "owner_key", "day"),
-        # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
-        UniqueConstraint("session_id", "id", name=derived_name(name, "_session_key")),
         Index(derived_name(name, "_day_idx"), "day"),
     )
-    return TableGroup(USAGE, (usage,), (ending_with_session(sessions, usage, keeps_rows=True),))
 
 
 # ---- reading and deleting ----
