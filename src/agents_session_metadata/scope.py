@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -29,7 +29,7 @@ from .text import quoted
 from .types import JSONValue, MetadataLimits
 from .values import EncodedValue, encode_metadata, plain, search_key
 
-MISSING: Final[Any] = object()
+MISSING: Any = object()
 """Stands for an argument that was not given."""
 
 

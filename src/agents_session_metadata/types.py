@@ -14,6 +14,8 @@ JSONValue: TypeAlias = "str | int | float | bool | list[JSONValue] | dict[str, J
 MAX_KEY_LENGTH = 255
 """Characters that the key column holds."""
 
+JSONObject: TypeAlias = dict[str, Any]
+
 Metadata: TypeAlias = "dict[str, Any]"
 """The metadata of one session. The values are `JSONValue`s; they are typed as `Any` so that you can
 use them without casts."""

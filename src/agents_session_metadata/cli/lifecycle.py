@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agents_session_metadata.errors import InvalidPhaseError, SessionNotFoundError
 from agents_session_metadata.keys import AGENT, PHASE, normalize_agent
 from agents_session_metadata.text import ascii_json, escaped, quoted
-from agents_session_metadata.types import SessionInfo
+from agents_session_metadata.types import JSONObject, SessionInfo
 
 from . import options
 from .app import WRITES, Target, command
@@ -172,7 +172,7 @@ async def resume_check(
     """
     if test:
         return await _tested()
-    given: dict[str, Any] = {"session_id": session, "agent": agent, "phases": phases or None}
+    given: JSONObject = {"session_id": session, "agent": agent, "phases": phases or None}
     given |= {"max_idle_minutes": max_idle_minutes, "max_errors": max_errors}
     request = {name: each for name, each in given.items() if each is not None}
     is_named = session is not None or agent is not None
@@ -206,8 +206,8 @@ async def resume_check(
 
 
 async def _hook_answer(
-    catalog: SessionCatalog, request: dict[str, Any], policy: ResumePolicy
-) -> dict[str, Any]:
+    catalog: SessionCatalog, request: JSONObject, policy: ResumePolicy
+) -> JSONObject:
     """Answers a request in the names of the hook's request."""
     checked = _checked(request, _HOOK_FIELDS)
     session, agent = checked.get("agent_id"), checked.get("agent_name")
@@ -244,7 +244,7 @@ async def _tested() -> Answer:
     return Answer(document={"request": request, "answer": answer}, text="\n".join(texts))
 
 
-async def _read_object() -> dict[str, Any]:
+async def _read_object() -> JSONObject:
     text = await blocking(options.standard_input().read)
     try:
         decoded = text.decode("utf-8-sig")
@@ -256,7 +256,7 @@ async def _read_object() -> dict[str, Any]:
     return fields
 
 
-def _checked(fields: dict[str, Any], expected: dict[str, tuple[str, Any]]) -> dict[str, Any]:
+def _checked(fields: JSONObject, expected: dict[str, tuple[str, Any]]) -> JSONObject:
     """Returns the expected fields that are not null."""
     given = {name: fields[name] for name in expected if fields.get(name) is not None}
     for name, value in given.items():
@@ -268,11 +268,11 @@ def _checked(fields: dict[str, Any], expected: dict[str, tuple[str, Any]]) -> di
     return given
 
 
-def _policy(request: dict[str, Any]) -> ResumePolicy:
+def _policy(request: JSONObject) -> ResumePolicy:
     from agents_session_metadata.lifecycle import ResumePolicy
 
     names = {"max_errors", "phases"} & {*request}
-    chosen: dict[str, Any] = {name: request[name] for name in names}
+    chosen: JSONObject = {name: request[name] for name in names}
     if "max_idle_minutes" in request:
         idle = request["max_idle_minutes"]
         chosen["max_idle"] = options.duration("max_idle_minutes", idle, "minutes")
@@ -280,7 +280,7 @@ def _policy(request: dict[str, Any]) -> ResumePolicy:
 
 
 async def _decide(
-    catalog: SessionCatalog, policy: ResumePolicy, session: str | None, where: dict[str, Any]
+    catalog: SessionCatalog, policy: ResumePolicy, session: str | None, where: JSONObject
 ) -> tuple[SessionInfo | None, ResumeDecision]:
     """Decides about a session, or the last one that matches."""
     from agents_session_metadata.lifecycle import decide

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agents_session_metadata.catalog import SessionCatalog, check_catalog
 from agents_session_metadata.errors import InvalidFilterError
+from agents_session_metadata.types import JSONObject
 
 from .events import Streams
 from .openapi import document
@@ -116,7 +117,7 @@ class _SessionsApp(HTTPApp):
     allow_roles: frozenset[str] | None
     max_body: int
     body_timeout: float
-    document: dict[str, Any]
+    document: JSONObject
     streams: Streams
 
     async def respond(self, request: Request) -> Response:

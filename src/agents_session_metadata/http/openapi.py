@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
+
+from agents_session_metadata.types import JSONObject
 
 if TYPE_CHECKING:
     from .routes import Route
@@ -28,8 +30,8 @@ class Error(BaseModel):
     error: Problem
 
 
-def document(routes: Iterable[Route]) -> dict[str, Any]:
-    paths: dict[str, Any] = {}
+def document(routes: Iterable[Route]) -> JSONObject:
+    paths: JSONObject = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
@@ -40,7 +42,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: Route) -> JSONObject:
     in_path = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", route.path)
@@ -49,11 +51,11 @@ def _operation(route: Route) -> dict[str, Any]:
     # An item has a type where other answers have an object.
     is_item = route.method == "GET" and route.path.endswith("{item_id}")
     required = ["id", "type"] if is_item else ["object"]
-    answer: dict[str, Any] = {"type": "object", "required": required, "additionalProperties": True}
+    answer: JSONObject = {"type": "object", "required": required, "additionalProperties": True}
     content = {"application/json": {"schema": answer}}
     if route.path == "/events":
         content = {"text/event-stream": {"schema": {"type": "string"}}}
-    operation: dict[str, Any] = {
+    operation: JSONObject = {
         "operationId": getattr(route.run, "__name__", ""),
         "summary": (inspect.getdoc(route.run) or "").partition("\n")[0],
         "parameters": [*in_path, *_parameters(route.query)],
@@ -68,8 +70,8 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
-    properties: Mapping[str, dict[str, Any]] = _schema(model).get("properties", {})
+def _parameters(model: type[BaseModel]) -> list[JSONObject]:
+    properties: Mapping[str, JSONObject] = _schema(model).get("properties", {})
     parameters = []
     for name, schema in properties.items():
         description = schema.pop("description", "")
@@ -78,7 +80,7 @@ def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
     return parameters
 
 
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
+def _schema(model: type[BaseModel]) -> JSONObject:
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return schema

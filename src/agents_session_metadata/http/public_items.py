@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, TypeGuard
+from typing import Any, TypeGuard
 
 from agents_session_metadata.history.items import Wanted
 from agents_session_metadata.types import ItemInfo
 
-UNKNOWN: Final = "unknown"
+UNKNOWN = "unknown"
 """The type of an item that is stored without one, such as an encrypted item."""
 
-_PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
+_PREFIXES: Mapping[str, tuple[str, ...]] = {
     "message": ("msg_",),
     "reasoning": ("rs_",),
     "function_call": ("fc_",),
@@ -44,9 +44,9 @@ _PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
     "compaction": ("cmp_",),
 }
 """The prefixes of OpenAI's ids by type. New ids get the first one."""
-_OTHER: Final = ("item_",)
+_OTHER = ("item_",)
 
-_HAVE_STATUS: Final = frozenset(
+_HAVE_STATUS = frozenset(
     {
         "message",
         "apply_patch_call",
@@ -69,7 +69,7 @@ _HAVE_STATUS: Final = frozenset(
 )
 """Types whose items have a status in every response of the API."""
 
-_FAKE: Final = "__fake_id__"
+_FAKE = "__fake_id__"
 """The SDK gives it to the items of models that have no ids."""
 _MADE = re.compile(r"[a-z]+_asm([0-9]{1,18})")
 _KEPT = re.compile(r"[A-Za-z0-9_-]{1,255}")

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
@@ -32,17 +32,18 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.history.items import ItemExistsError
 from agents_session_metadata.idempotency.feature import KeyReusedError
 from agents_session_metadata.text import quoted, strict_json
+from agents_session_metadata.types import JSONObject
 from agents_session_metadata.values import value_problem
 
 from .public_items import public_id
 
-MOST_ITEMS: Final = 20
+MOST_ITEMS = 20
 """Items per request, as in OpenAI's API."""
-LONGEST_PAGE: Final = 100
-LONGEST_SEARCH: Final = 2_000
+LONGEST_PAGE = 100
+LONGEST_SEARCH = 2_000
 """Characters of a search query."""
-REPEATED: Final = "item_already_in_conversation"
-_LONGEST_FILTER: Final = 32_768
+REPEATED = "item_already_in_conversation"
+_LONGEST_FILTER = 32_768
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -60,11 +61,11 @@ def _storable(item: object) -> object:
 
 
 Item = Annotated[
-    dict[str, Any], BeforeValidator(_storable), Field(description="An input item of OpenAI's API.")
+    JSONObject, BeforeValidator(_storable), Field(description="An input item of OpenAI's API.")
 ]
 Items = Annotated[list[Item], Field(max_length=MOST_ITEMS)]
 Metadata = Annotated[
-    dict[str, Any],
+    JSONObject,
     Field(description="JSON values by key. null removes a key. Keys of the server are read-only."),
 ]
 ItemId = Annotated[str, Field(min_length=1, max_length=255)]
@@ -79,7 +80,7 @@ AfterItem = Annotated[
 Limit = Annotated[int, Field(ge=1, le=LONGEST_PAGE, description="The maximum number of results.")]
 Order = Annotated[Literal["asc", "desc"], Field(description="desc: newest first.")]
 Filter = Annotated[
-    dict[str, Any] | None,
+    JSONObject | None,
     Field(description="A metadata filter, as JSON text."),
     BeforeValidator(_filter),
 ]
@@ -210,7 +211,7 @@ async def _bytes(request: Request, most: int) -> bytes | None:
 
 
 def read_query(request: Request, model: type[M]) -> M:
-    given: dict[str, Any] = {}
+    given: JSONObject = {}
     for name, value in request.query_params.multi_items():
         # Clients write lists as `include`, `include[]` or `include[0]`.
         base = name.partition("[")[0]
@@ -244,7 +245,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
-RETRY_AFTER: Final = "1"
+RETRY_AFTER = "1"
 """Seconds after which a client can retry when the database is not available."""
 
 
@@ -257,7 +258,7 @@ class APIError(Exception):
     headers: Mapping[str, str] | None = None
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JSONObject:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}

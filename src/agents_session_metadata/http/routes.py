@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel
 from sqlalchemy import Connection
@@ -51,17 +51,17 @@ logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
 Answer: TypeAlias = "dict[str, Any]"
 
-HIDDEN: Final = keys.RUN_KEYS - {keys.STATUS, "run"} | {keys.TITLE_AUTO, keys.CHATKIT}
+HIDDEN = keys.RUN_KEYS - {keys.STATUS, "run"} | {keys.TITLE_AUTO, keys.CHATKIT}
 """Metadata keys that no client sees or filters by, unless the application makes them public."""
-READ_ONLY: Final = (
+READ_ONLY = (
     keys.RUN_KEYS | HIDDEN | {keys.AGENT, keys.PURPOSE, keys.FORKED_FROM, keys.FORKED_BEFORE}
 )
 """Metadata keys that no client may write, besides those of the scope."""
 
-_COUNTED: Final = 1000
+_COUNTED = 1000
 """The number of newest matching sessions whose values are counted."""
-_ROLES: Final = frozenset({"user", "assistant", "system", "developer"})
-_CONTENT: Final[Mapping[str, tuple[str, ...]]] = {
+_ROLES = frozenset({"user", "assistant", "system", "developer"})
+_CONTENT: Mapping[str, tuple[str, ...]] = {
     "input_text": ("text",),
     "output_text": ("text",),
     "text": ("text",),
@@ -74,9 +74,9 @@ _CONTENT: Final[Mapping[str, tuple[str, ...]]] = {
     "input_audio": ("input_audio",),
 }
 """The fields of a content part by type; it must have one of them."""
-_TEXTS: Final = frozenset({"text", "refusal"})
+_TEXTS = frozenset({"text", "refusal"})
 """The fields of content parts that must be strings."""
-_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+_PARTS: Mapping[str, tuple[str, ...]] = {
     "function_call_output": ("output",),
     "custom_tool_call_output": ("output",),
     "reasoning": ("summary", "content"),
@@ -412,7 +412,7 @@ class Route:
 
 
 _ONE = "/conversations/{conversation_id}"
-ROUTES: Final = (
+ROUTES = (
     Route("GET", "/conversations", Call.list_conversations, requests.ListConversations),
     Route(
         "POST",

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
+from agents_session_metadata.types import JSONObject
 from agents_session_metadata.values import utf8_text
 
 ANSWER_CHARACTERS = 20_000
@@ -46,7 +47,7 @@ class MetadataAnswer(TypedDict):
     note: str
     session: str
     exists: bool
-    metadata: NotRequired[dict[str, Any]]
+    metadata: NotRequired[JSONObject]
     left_out: NotRequired[dict[str, int]]
     corrupt: NotRequired[list[str]]
     key: NotRequired[str]
@@ -65,7 +66,7 @@ class ListedSession(TypedDict):
     session: str
     created_at: str
     updated_at: str
-    metadata: dict[str, Any]
+    metadata: JSONObject
     left_out: NotRequired[dict[str, int]]
     next_offset: NotRequired[int]
     corrupt: NotRequired[list[str]]
@@ -163,7 +164,7 @@ class DeleteAnswer(TypedDict):
     deleted: int
 
 
-def output_schema(answer: type) -> dict[str, Any]:
+def output_schema(answer: type) -> JSONObject:
     return TypeAdapter(answer).json_schema()
 
 
@@ -182,7 +183,7 @@ def size(value: Any) -> int:
     return len(json.dumps(to_text(value), ensure_ascii=False))
 
 
-def room(answer: dict[str, Any] | None = None) -> int:
+def room(answer: JSONObject | None = None) -> int:
     """Returns the characters that are left in an answer, apart from hints."""
     return ANSWER_CHARACTERS - _HINT_CHARACTERS - size(answer)
 
@@ -192,7 +193,7 @@ async def cut_page(
     fetch: Callable[[int], Awaitable[Any]],
     show: Callable[[Any, int], Any],
     limit: int,
-) -> dict[str, Any]:
+) -> JSONObject:
     """Returns a page of records that fits one answer, with the cursor after its last record.
 
     `name` is the attribute of a fetched page that has its records, and their name in the answer. If
@@ -218,7 +219,7 @@ async def cut_page(
         if len(shown) == len(records):
             break
         limit = len(shown)
-    answer: dict[str, Any] = {name: shown, "next_cursor": cursor}
+    answer: JSONObject = {name: shown, "next_cursor": cursor}
     if len(shown) < asked and cursor is not None:
         answer["cut"] = (
             f"only {len(shown)} of {asked} {name} fit in this answer; "
@@ -228,13 +229,13 @@ async def cut_page(
 
 
 def keys_from(
-    stored: dict[str, Any],
+    stored: JSONObject,
     whole: int,
     tool: str,
     *,
     offset: int = 0,
     longest: int = ANSWER_CHARACTERS,
-) -> dict[str, Any]:
+) -> JSONObject:
     """Returns the keys from `offset` on, in order, that fit in `whole` characters.
 
     Of a value with more than `longest` characters, or that no answer can hold, only the length is
@@ -242,7 +243,7 @@ def keys_from(
     """
     if offset and offset >= len(stored):
         raise ValueError(f"offset is {offset}, but there are only {len(stored)} keys")
-    metadata: dict[str, Any] = {}
+    metadata: JSONObject = {}
     left_out: dict[str, int] = {}
     left = whole
     end = offset
@@ -257,7 +258,7 @@ def keys_from(
         else:
             metadata |= entry
         end += 1
-    answer: dict[str, Any] = {"metadata": metadata}
+    answer: JSONObject = {"metadata": metadata}
     hints = []
     if left_out:
         answer["left_out"] = left_out
@@ -274,7 +275,7 @@ def beginning(text: str, whole: int) -> str:
     return text[: bisect_right(range(1, len(text) + 1), whole, key=lambda n: size(text[:n]))]
 
 
-def part_of(value: Any, offset: int, whole: int) -> dict[str, Any]:
+def part_of(value: Any, offset: int, whole: int) -> JSONObject:
     """Returns the value, or as much of its JSON text from `offset` on as fits."""
     text = to_text(value)
     if offset == 0 and size(value) <= whole:

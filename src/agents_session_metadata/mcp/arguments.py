@@ -19,15 +19,14 @@ from pydantic import (
 
 from agents_session_metadata.query.filters import OPERATORS
 from agents_session_metadata.text import strict_json
+from agents_session_metadata.types import JSONObject
 
 _SHOWN_CHARACTERS = 80
 _SHOWN_ERRORS = 3
 _UNPUBLISHED = ("title", "default", "minLength", "maxLength")
 """Schema keywords that strict mode does not know. Defaults are part of the descriptions."""
 
-_SCALARS: list[dict[str, Any]] = [
-    {"type": name} for name in ("string", "number", "boolean", "null")
-]
+_SCALARS: list[JSONObject] = [{"type": name} for name in ("string", "number", "boolean", "null")]
 _ANY_VALUE = {"anyOf": [*_SCALARS, {"type": "array", "items": {"anyOf": _SCALARS}}]}
 """A strict schema cannot describe an object with arbitrary keys, so objects are left out of it."""
 
@@ -51,13 +50,11 @@ def _filter_or_text(given: Any) -> Any:
 # Objects are published as JSON text: a strict schema cannot describe one with arbitrary keys, and
 # some clients cannot send one where null is allowed too. The server accepts both forms.
 Where = Annotated[
-    dict[str, Any] | None,
+    JSONObject | None,
     BeforeValidator(_filter_or_text),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]}),
 ]
-Values = Annotated[
-    dict[str, Any], BeforeValidator(_object_or_text), WithJsonSchema({"type": "string"})
-]
+Values = Annotated[JSONObject, BeforeValidator(_object_or_text), WithJsonSchema({"type": "string"})]
 Value = Annotated[Any, WithJsonSchema(_ANY_VALUE)]
 OrderBy = Literal[
     "updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"
@@ -92,7 +89,7 @@ _DESCRIPTIONS = {
     "Default: 0.",
     "order_by": "The sort order; - means descending. Default: -updated_at.",
 }
-_BOUNDS: dict[str, dict[str, Any]] = {
+_BOUNDS: dict[str, JSONObject] = {
     "session": {"max_length": 255},
     "by": {"max_length": 255},
     "key": {"max_length": 255},
@@ -121,7 +118,7 @@ def arguments_model(
     elif "session" in types:
         types["session"] = (str | None, None)
         described["session"] = "The session's id. Default: the only session of this server."
-    fields: dict[str, Any] = {}
+    fields: JSONObject = {}
     for name, (kind, default) in types.items():
         field = Field(description=described[name], **_BOUNDS.get(name, {}))
         fields[name] = (Annotated[kind, field], default)
@@ -129,7 +126,7 @@ def arguments_model(
     return create_model(function.__name__, __config__=config, **fields)
 
 
-def input_schema(model: type[BaseModel]) -> dict[str, Any]:
+def input_schema(model: type[BaseModel]) -> JSONObject:
     """Returns a schema that the strict mode of OpenAI's API accepts."""
     schema = model.model_json_schema()
     del schema["title"]
@@ -137,7 +134,7 @@ def input_schema(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
-def _published(schema: dict[str, Any]) -> dict[str, Any]:
+def _published(schema: JSONObject) -> JSONObject:
     kept = {key: value for key, value in schema.items() if key not in _UNPUBLISHED}
     if "anyOf" in kept:
         kept["anyOf"] = [_published(each) for each in kept["anyOf"]]

@@ -26,6 +26,7 @@ from agents_session_metadata.core.rows import check_id
 from agents_session_metadata.dialects.urls import database_cause, is_unavailable
 from agents_session_metadata.errors import SessionMetadataError
 from agents_session_metadata.text import quoted
+from agents_session_metadata.types import JSONObject
 
 from .answers import ERROR_CHARACTERS, HISTORY_NOTE, NOTE, MetadataAnswer, output_schema, to_text
 from .arguments import arguments_model, describe_problems, input_schema
@@ -146,7 +147,7 @@ class MetadataServer(Server[Any]):
             text = f"{text[:ERROR_CHARACTERS]}…"
         return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
 
-    async def _answer(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, name: str, given: JSONObject) -> JSONObject:
         if name not in self._tools:
             raise ValueError(f"unknown tool {name[:80]}; expected one of {', '.join(self._tools)}")
         tool, model = self._tools[name]

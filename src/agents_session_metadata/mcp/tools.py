@@ -6,13 +6,13 @@ import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
 from agents_session_metadata.runs.records import PendingCall, RunInfo
 from agents_session_metadata.runs.runs import SessionRuns
-from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage, SessionInfo
+from agents_session_metadata.types import ItemInfo, JSONObject, SearchHit, SearchPage, SessionInfo
 
 from .answers import (
     HISTORY_NOTE,
@@ -38,7 +38,7 @@ from .answers import (
 )
 from .arguments import OrderBy, RunStatus, Value, Values, Where, parse_json
 
-ToolFunction = Callable[..., Awaitable[dict[str, Any]]]
+ToolFunction = Callable[..., Awaitable[JSONObject]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class View:
         """The name of the tool that reads all metadata of a session."""
         return f"{self.prefix}get_metadata"
 
-    async def resolve(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def resolve(self, arguments: JSONObject) -> JSONObject:
         """Sets `session` to the only session of the server, and refuses any other.
 
         With `by`, `session` is the value of that key, which only one session may have.
@@ -81,7 +81,7 @@ class View:
             )
         return {**arguments, "session": self.session}
 
-    def restrict(self, where: dict[str, Any] | None) -> dict[str, Any] | None:
+    def restrict(self, where: JSONObject | None) -> JSONObject | None:
         if self.session is None:
             return where
         own = {"$session_id": self.session}
@@ -126,7 +126,7 @@ def tool(
 @tool(MetadataAnswer)
 async def get_metadata(
     view: View, session: str, key: str | None = None, offset: int = 0
-) -> dict[str, Any]:
+) -> JSONObject:
     """Read the metadata of a session: the value of one key, or all keys if key is left out.
 
     A long result is returned in parts: continue with offset=next_offset until there is no
@@ -138,7 +138,7 @@ async def get_metadata(
         session, keys=None if key is None else [key], on_corrupt=corrupt.append
     )
     stored = {} if info is None else info.metadata
-    answer: dict[str, Any] = {"note": NOTE, "session": session, "exists": info is not None}
+    answer: JSONObject = {"note": NOTE, "session": session, "exists": info is not None}
     answer |= _corrupt(corrupt)
     if key is None:
         return answer | keys_from(stored, room(answer), view.reader, offset=offset)
@@ -158,7 +158,7 @@ async def list_sessions(
     limit: int = 20,
     cursor: str | None = None,
     order_by: OrderBy = "-updated_at",
-) -> dict[str, Any]:
+) -> JSONObject:
     """List sessions with their metadata, one page at a time, most recently active first.
 
     Continue with cursor=next_cursor and the same where and order_by until next_cursor is null.
@@ -184,7 +184,7 @@ async def list_sessions(
 @tool(SessionsAnswer)
 async def find_sessions(
     view: View, metadata: Values, limit: int = 20, cursor: str | None = None
-) -> dict[str, Any]:
+) -> JSONObject:
     """Find the sessions that have all of the given metadata values, most recently active first.
 
     Continue with cursor=next_cursor and the same metadata until next_cursor is null. Metadata is
@@ -212,7 +212,7 @@ async def get_history(
     limit: int = 20,
     cursor: str | None = None,
     newest_first: bool = False,
-) -> dict[str, Any]:
+) -> JSONObject:
     """Read the messages, tool calls and outputs of a session, one page at a time, oldest first.
 
     Continue with cursor=next_cursor and the same session and newest_first until next_cursor is
@@ -238,7 +238,7 @@ async def search_sessions(
     limit: int = 20,
     cursor: str | None = None,
     by_session: bool = False,
-) -> dict[str, Any]:
+) -> JSONObject:
     """Find messages and titles that contain all words of a query, newest first.
 
     "…" is a phrase, word* matches a prefix, and -word excludes a word. Continue with
@@ -268,7 +268,7 @@ async def list_runs(
     where: Where = None,
     limit: int = 20,
     cursor: str | None = None,
-) -> dict[str, Any]:
+) -> JSONObject:
     """List runs that work, wait for approvals, were interrupted or failed, newest first.
 
     A waiting run has its pending calls and their decisions. Continue with cursor=next_cursor
@@ -292,7 +292,7 @@ async def set_metadata(
     value: Value,
     create: bool = False,
     value_is_json: bool = False,
-) -> dict[str, Any]:
+) -> JSONObject:
     """Store one metadata value of a session. It replaces the old value of the key.
 
     Other keys do not change. If the session does not exist, pass create=true.
@@ -316,7 +316,7 @@ async def delete_metadata(
     session: str,
     key: str | None = None,
     all: bool = False,  # noqa: A002  # what a model reads
-) -> dict[str, Any]:
+) -> JSONObject:
     """Delete one metadata key of a session, or every key with all=true.
 
     The session and its history are kept. If the session does not exist, it is an error.
@@ -337,7 +337,7 @@ READ_TOOLS = tuple(each.name for each in TOOLS if each.effect == "read")
 WRITE_TOOLS = tuple(each.name for each in TOOLS if each.effect == "write")
 
 
-def _corrupt(errors: list[CorruptMetadataError]) -> dict[str, Any]:
+def _corrupt(errors: list[CorruptMetadataError]) -> JSONObject:
     names = [error.key for error in errors]
     while size(names) > NAMES_CHARACTERS:
         names.pop()
@@ -346,8 +346,8 @@ def _corrupt(errors: list[CorruptMetadataError]) -> dict[str, Any]:
 
 def _listed(
     view: View, info: SessionInfo, whole: int, corrupt: list[CorruptMetadataError]
-) -> dict[str, Any]:
-    record: dict[str, Any] = {
+) -> JSONObject:
+    record: JSONObject = {
         "session": info.session_id,
         "created_at": info.created_at,
         "updated_at": info.updated_at,
@@ -357,8 +357,8 @@ def _listed(
     return record | keys_from(info.metadata, left, view.reader, longest=LISTED_VALUE_CHARACTERS)
 
 
-def _item(info: ItemInfo, whole: int) -> dict[str, Any]:
-    shown: dict[str, Any] = {"item_id": info.item_id, "created_at": info.created_at}
+def _item(info: ItemInfo, whole: int) -> JSONObject:
+    shown: JSONObject = {"item_id": info.item_id, "created_at": info.created_at}
     text = to_text(info.item)
     most = min(LISTED_ITEM_CHARACTERS, whole)
     if len(text) <= most and size(info.item) <= most:
@@ -366,14 +366,14 @@ def _item(info: ItemInfo, whole: int) -> dict[str, Any]:
     return shown | {"json_text": beginning(text[:most], most), "characters": len(text)}
 
 
-def _hit(hit: SearchHit, _whole: int) -> dict[str, Any]:  # never long
+def _hit(hit: SearchHit, _whole: int) -> JSONObject:  # never long
     found = {"session": hit.session_id, **vars(hit)}
     del found["session_id"], found["highlights"]
     return found
 
 
-def _run(run: RunInfo, whole: int) -> dict[str, Any]:
-    record: dict[str, Any] = {
+def _run(run: RunInfo, whole: int) -> JSONObject:
+    record: JSONObject = {
         "session": run.session_id,
         "status": run.status,
         "agent": run.agent,
@@ -391,8 +391,8 @@ def _run(run: RunInfo, whole: int) -> dict[str, Any]:
     return record
 
 
-def _waiting_call(call: PendingCall) -> dict[str, Any]:
-    shown: dict[str, Any] = {"call_id": call.call_id, "tool": call.tool, "agent": call.agent}
+def _waiting_call(call: PendingCall) -> JSONObject:
+    shown: JSONObject = {"call_id": call.call_id, "tool": call.tool, "agent": call.agent}
     decision = call.decision
     shown["decision"] = decision and ("approved" if decision.approve else "rejected")
     if call.arguments is not None:

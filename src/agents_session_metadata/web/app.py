@@ -6,7 +6,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -41,9 +40,9 @@ from .call import (
     read_form,
 )
 
-LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
-_READ: Final = {
+_READ = {
     "/": list_page.sessions,
     "/session": session_page.session,
     "/session.json": session_page.raw,
@@ -51,9 +50,9 @@ _READ: Final = {
     "/statistics": statistics_page.page,
     "/events": list_page.events,
 }
-_SHOWN: Final = {"/", "/session", "/runs", "/statistics"}
-_ASK: Final = {"/delete": session_page.ask_delete, "/rewind": session_page.ask_rewind}
-_WRITE: Final = {
+_SHOWN = {"/", "/session", "/runs", "/statistics"}
+_ASK = {"/delete": session_page.ask_delete, "/rewind": session_page.ask_rewind}
+_WRITE = {
     "/edit": session_page.edit,
     "/fork": session_page.fork,
     "/delete": session_page.delete,
@@ -62,7 +61,7 @@ _WRITE: Final = {
     "/reject": runs_page.reject,
     "/discard": runs_page.discard,
 }
-_FILES: Final = {
+_FILES = {
     f"/{name}": ((files("agents_session_metadata.web") / "static" / name).read_bytes(), media_type)
     for name, media_type in (
         ("style.css", "text/css"),
@@ -72,7 +71,7 @@ _FILES: Final = {
 }
 
 
-_REFUSALS: Final = (
+_REFUSALS = (
     # The same for a missing session as for one outside the scope.
     (SessionNotFoundError, 404, "The session does not exist."),
     (InvalidCursorError, 400, "This page belongs to another list. Go back to the first page."),

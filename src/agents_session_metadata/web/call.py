@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -151,14 +151,14 @@ class Call:
         return RedirectResponse(self.url(path, **parameters), 303)
 
 
-LONGEST_QUERY: Final = 16_384
-LARGEST_FORM: Final = 1 << 20
+LONGEST_QUERY = 16_384
+LARGEST_FORM = 1 << 20
 """A form may contain the longest value twice, and each of its bytes as three characters."""
-FORM_SECONDS: Final = 15.0
-_MOST_FIELDS: Final = 50
-_COOKIE: Final = "agent_sessions_form"
+FORM_SECONDS = 15.0
+_MOST_FIELDS = 50
+_COOKIE = "agent_sessions_form"
 
-HEADERS: Final = {
+HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "

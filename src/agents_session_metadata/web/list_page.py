@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
@@ -24,32 +24,32 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.query.filters import operators_without_dollar
 from agents_session_metadata.query.filters import parse_filter as check_filter
 from agents_session_metadata.text import strict_json
-from agents_session_metadata.types import SearchHit, SearchPage, SessionInfo
+from agents_session_metadata.types import JSONObject, SearchHit, SearchPage, SessionInfo
 
 from .call import Call
 
-FACETS: Final = {
+FACETS = {
     keys.STATUS: "Status",
     keys.AGENT: "Agent",
     keys.OWNER_ID: "Owner",
     keys.TAGS: "Tags",
 }
 """The keys whose values can be chosen with one click, with their headings."""
-ORDERS: Final = {
+ORDERS = {
     "-updated_at": "Last active",
     "-created_at": "Newest",
     "-pinned": "Pinned first",
     f"-{keys.COST}": "Cost",
     keys.TITLE: "Title",
 }
-SAMPLE: Final = 1_000
+SAMPLE = 1_000
 """The number of sessions that facets count."""
-_PAGE: Final = 25
-_HITS: Final = 100
-_LONGEST_FACET: Final = 8
-_LONGEST_FILTER: Final = 4_000
-_LONGEST_TRAIL: Final = 10
-_LISTED: Final = (
+_PAGE = 25
+_HITS = 100
+_LONGEST_FACET = 8
+_LONGEST_FILTER = 4_000
+_LONGEST_TRAIL = 10
+_LISTED = (
     keys.TITLE,
     keys.OWNER_ID,
     keys.AGENT,
@@ -112,12 +112,12 @@ class View:
         return ""
 
     @property
-    def conditions(self) -> list[dict[str, Any]]:
+    def conditions(self) -> list[JSONObject]:
         chosen = [_condition(key, key == keys.TAGS, value) for key, value in self.chosen]
         return chosen + parse_filter(self.text)
 
     @property
-    def where(self) -> dict[str, Any] | None:
+    def where(self) -> JSONObject | None:
         parts = self.conditions
         return {"$and": parts} if len(parts) > 1 else parts[0] if parts else None
 
@@ -162,7 +162,7 @@ def sentence(error: Exception) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
-def parse_filter(text: str) -> list[dict[str, Any]]:
+def parse_filter(text: str) -> list[JSONObject]:
     """Parse a filter that a person typed: JSON, or `key=value` and `key:element`.
 
     Raises:
@@ -182,7 +182,7 @@ def parse_filter(text: str) -> list[dict[str, Any]]:
     return [_word(word) for word in words]
 
 
-def _word(word: str) -> dict[str, Any]:
+def _word(word: str) -> JSONObject:
     places = [at for sign in "=:" if (at := word.find(sign)) > 0]
     if not places:
         raise ValueError(
@@ -193,7 +193,7 @@ def _word(word: str) -> dict[str, Any]:
     return _condition(word[:at], word[at] == ":", read_value(word[at + 1 :]))
 
 
-def _condition(key: str, in_list: bool, value: Any) -> dict[str, Any]:
+def _condition(key: str, in_list: bool, value: Any) -> JSONObject:
     return {key: {"$contains" if in_list else "$eq": value}}
 
 
@@ -305,7 +305,7 @@ async def sessions(call: Call) -> Response:
     corrupt: list[CorruptMetadataError] = []
     hits: dict[str, SearchHit] = {}
     ids: list[str] | None = None
-    options: dict[str, Any] = {"count_items": True, "on_corrupt": corrupt.append}
+    options: JSONObject = {"count_items": True, "on_corrupt": corrupt.append}
     # What contains no sign of a filter may be the id of a session.
     if (
         view.problem

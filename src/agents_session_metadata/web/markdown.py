@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -20,14 +20,14 @@ from pygments.util import ClassNotFound
 
 from .formats import clean, cut, shown
 
-LARGEST_IMAGE: Final = 2 << 20
+LARGEST_IMAGE = 2 << 20
 """In bytes."""
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 _IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif);base64,([A-Za-z0-9+/]+={0,2})")
 _NUMBERED = re.compile(r"image:\d+")
 _DIFF = re.compile(r"(?:diff --git |--- |\*\*\* Begin Patch|@@ )")
 _FORMATTER: Any = HtmlFormatter(nowrap=True, classprefix="c-")
-_REL: Final = "nofollow noopener noreferrer"
+_REL = "nofollow noopener noreferrer"
 
 
 def code(text: str, language: str = "") -> Markup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
@@ -17,18 +17,18 @@ from .call import Call
 from .formats import content_of
 from .list_page import View, read_infos
 
-STATES: Final = {
+STATES = {
     "": "All",
     "waiting": "Waiting",
     "running": "Working",
     "interrupted": "Interrupted",
     "failed": "Failed",
 }
-_PAGE: Final = 25
-_MOST_WAITING: Final = 9
-_LOOKED_THROUGH: Final = 50
+_PAGE = 25
+_MOST_WAITING = 9
+_LOOKED_THROUGH = 50
 """Newest items of a session among which the request of its run is looked for."""
-_STATE: Final = "state-"
+_STATE = "state-"
 
 
 async def count_waiting(catalog: SessionCatalog) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -29,13 +29,13 @@ from .call import Call
 from .formats import as_json, content_of, lines, seconds, shown
 from .list_page import sentence
 
-_CALLS: Final = ("_call", "mcp_approval_request")
-_MOST_PHASES: Final = 30
-_ITEMS: Final = 100
-_MOST_COUNTED: Final = 1_000
-_ERROR: Final = "An error occurred while running the tool"
+_CALLS = ("_call", "mcp_approval_request")
+_MOST_PHASES = 30
+_ITEMS = 100
+_MOST_COUNTED = 1_000
+_ERROR = "An error occurred while running the tool"
 """The beginning of what the SDK sends to the model if a tool fails."""
-_ITEMS_BEFORE: Final = 20
+_ITEMS_BEFORE = 20
 """The number of items before the item in the URL."""
 
 

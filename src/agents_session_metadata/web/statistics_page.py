@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from typing import Any, Final
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -20,12 +20,12 @@ from agents_session_metadata.usage.statistics import Totals, read_daily
 from .call import Call
 from .list_page import View
 
-_DAYS: Final = 30
-_MOST_DAYS: Final = 92
-_NEWEST: Final = 10_000
+_DAYS = 30
+_MOST_DAYS = 92
+_NEWEST = 10_000
 """The number of sessions that the page counts."""
-_ROWS: Final = 8
-_TOTAL_SECONDS: Final = 20.0
+_ROWS = 8
+_TOTAL_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
