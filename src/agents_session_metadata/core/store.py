@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection
 
+from agents_session_metadata.dialects._locks import Reader
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits, OnClear
@@ -86,40 +87,30 @@ class SessionStore:
         return found if keys is None else {key: found.get(key) for key in keys}
 
     async def set_metadata(
-        self, session_id: str, values: Mapping[str, JSONValue], *, must_exist: bool = False
-    ) -> None:
-        encoded = encode_metadata(values, self.limits)
-        check_id(session_id)
-        self.check_written(encoded, ())
-        if not encoded:
-            if must_exist and not await self.exists(session_id):
-                raise SessionNotFoundError(session_id)
-            return
-
-        def write(connection: Connection) -> None:
-            read, create = self.rows.before_upsert, not must_exist
-            found = self.rows.claim(connection, session_id, read, create=create)
-            claim = self._admitted(connection, session_id, found)
-            if claim.created:
-                new = dict(sorted({**encoded, **self.fixed}.items()))
-                self.rows.check_count((), new)
-                self.rows.write(connection, session_id, new, ())
-            else:
-                self.rows.upsert(connection, session_id, encoded, claim)
-
-        await self.database.write(write)
-
-    async def merge_metadata(
-        self, session_id: str, values: Mapping[str, JSONValue], removed: Collection[str]
+        self,
+        session_id: str,
+        values: Mapping[str, JSONValue],
+        *,
+        must_exist: bool = False,
+        removed: Collection[str] = (),
     ) -> None:
         """Reads no stored value, so that corrupt values can be replaced and deleted."""
         encoded = encode_metadata(values, self.limits)
         check_id(session_id)
         self.check_written(encoded, removed)
+        if not (encoded or removed):
+            if must_exist and not await self.exists(session_id):
+                raise SessionNotFoundError(session_id)
+            return
 
         def write(connection: Connection) -> None:
-            found = self.rows.claim(connection, session_id, self.rows.lists, create=False)
-            claim = self._admitted(connection, session_id, found)
+            read = self.rows.lists if removed else self.rows.before_upsert
+            claim = self._claim(connection, session_id, read, create=not must_exist)
+            if claim.created:
+                new = dict(sorted({**encoded, **self.fixed}.items()))
+                self.rows.check_count((), new)
+                self.rows.write(connection, session_id, new, ())
+                return
             gone = sorted(claim.stored.keys() & set(removed))
             if gone:
                 self.rows.delete_keys(connection, session_id, gone)
@@ -233,9 +224,7 @@ class SessionStore:
         also: Callable[[Connection, Metadata], None] | None = None,
     ) -> Metadata:
         """Rolls back if nothing changed and there is nothing else to write."""
-        read, create = self.rows.texts, not must_exist
-        found = self.rows.claim(connection, session_id, read, create=create)
-        claim = self._admitted(connection, session_id, found)
+        claim = self._claim(connection, session_id, self.rows.texts, create=not must_exist)
         texts: dict[str, str] = claim.stored
         new = self.fixed if claim.created else {}
         texts.update((key, value.text) for key, value in new.items())
@@ -290,17 +279,19 @@ class SessionStore:
 
         History can be written without our tables, and under every id that the SDK allows.
         """
-        if must_exist:
-            if not self.lock(connection, session_id):
-                raise SessionNotFoundError(session_id)
-        elif not self.rows.lock_or_create(connection, session_id):
-            if not self.admits(connection, session_id):
-                raise SessionNotFoundError(session_id)
-        elif not self.admits_new(connection, session_id):
+        created = not must_exist and self.rows.lock_or_create(connection, session_id)
+        admits = self.admits_new if created else self.lock if must_exist else self.admits
+        if not admits(connection, session_id):
             raise SessionNotFoundError(session_id)
-        elif self.database.has_tables(connection, CORE):
+        if created and self.database.has_tables(connection, CORE):
             self.rows.delete_leftovers(connection, session_id)
             self.rows.write(connection, session_id, self.fixed, ())
+
+    def _claim(
+        self, connection: Connection, session_id: str, read: Reader, *, create: bool
+    ) -> Claim:
+        found = self.rows.claim(connection, session_id, read, create=create)
+        return self._admitted(connection, session_id, found)
 
     def _admitted(self, connection: Connection, session_id: str, claim: Claim | None) -> Claim:
         admits = self.admits_new if claim is not None and claim.created else self.admits

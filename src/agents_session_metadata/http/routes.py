@@ -139,7 +139,9 @@ class Call:
             kept = self.hidden | READ_ONLY | self.catalog._store.scope.values.keys()
             changes = dict.fromkeys({*info.metadata, *corrupt} - kept)
         removed = [key for key, value in _writable(changes).items() if value is None]
-        await self.catalog._store.merge_metadata(self.session_id, _without_nulls(changes), removed)
+        await self.catalog._store.set_metadata(
+            self.session_id, _without_nulls(changes), must_exist=True, removed=removed
+        )
         return await self.conversation()
 
     async def delete_conversation(self) -> Answer:

@@ -85,7 +85,7 @@ class View:
         if self.session is None:
             return where
         own = {"$session_id": self.session}
-        return {"$and": [own, where]} if where else own
+        return {"$and": [own, where or {}]}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from agents_session_metadata.lifecycle import store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue
-from agents_session_metadata.usage.ledger import Spent, read_spent
+from agents_session_metadata.usage.ledger import USAGE, read_usage
 
 Per = Literal["session", "owner_id"]
 
@@ -98,9 +98,9 @@ class Budget:
             )
         session_id = session.session_id
         owner = await read_owner(store, session_id) if self.per == OWNER_ID else None
-        spent = await _spent(self, store, session_id, owner)
-        cost = None if self.cost is None else Decimal(str(self.cost)) - spent.cost
-        tokens = None if self.tokens is None else self.tokens - spent.tokens
+        spent, used = await _spent(self, store, session_id, owner)
+        cost = None if self.cost is None else Decimal(str(self.cost)) - spent
+        tokens = None if self.tokens is None else self.tokens - used
         return Remaining(
             None if cost is None else _plain(max(cost, Decimal(0))),
             None if tokens is None else max(tokens, 0),
@@ -120,17 +120,23 @@ async def read_owner(store: ScopedStore, session_id: str) -> JSONValue:
     return owner
 
 
-async def _spent(budget: Budget, store: ScopedStore, session_id: str, owner: JSONValue) -> Spent:
-    whose: dict[str, Any] = {"session_id": session_id}
+async def _spent(
+    budget: Budget, store: ScopedStore, session_id: str, owner: JSONValue
+) -> tuple[Decimal, int]:
+    """Reads the cost and the tokens of a session in the scope, or of an owner in any scope."""
+    whose: dict[str, Any] = {"session_id": session_id, "owner_id": None}
     if budget.per == OWNER_ID:
         if owner is None:
             raise ValueError(
                 f"a budget per owner_id needs a session with an owner_id; session "
                 f"{quoted(session_id)} has none"
             )
-        whose = {"owner_id": owner}
+        whose = {"session_id": None, "owner_id": owner}
+        store = ScopedStore(store.database, store.limits)
     since = first_day(budget.window, datetime.now(timezone.utc).date())
-    return await read_spent(store, since=since, **whose)
+    await store.database.ensure(USAGE)
+    rows = await read_usage(store, by=(), since=since, **whose)
+    return (rows[0].cost or Decimal(0), rows[0].total_tokens) if rows else (Decimal(0), 0)
 
 
 async def check_budget(
@@ -145,22 +151,22 @@ async def check_budget(
     A budget with a cost is also exceeded if there are `unpriced` models: those without a price, of
     this call and of earlier ones.
     """
-    spent = await _spent(budget, store, session_id, owner)
+    spent, used = await _spent(budget, store, session_id, owner)
     if budget.cost is not None:
         allowed = Decimal(str(budget.cost))
         for model in unpriced:
             name = "a model whose name is unknown" if model is None else f"model {quoted(model)}"
             raise BudgetExceededError(
                 "cost",
-                spent=_plain(spent.cost),
+                spent=_plain(spent),
                 allowed=allowed,
                 problem=f"{name} has no price; pass SessionTracker(prices=…), and model=… if "
                 "the name is unknown",
             )
-        if spent.cost >= allowed:
-            raise BudgetExceededError("cost", spent=_plain(spent.cost), allowed=allowed)
-    if budget.tokens is not None and spent.tokens >= budget.tokens:
-        raise BudgetExceededError("tokens", spent=spent.tokens, allowed=budget.tokens)
+        if spent >= allowed:
+            raise BudgetExceededError("cost", spent=_plain(spent), allowed=allowed)
+    if budget.tokens is not None and used >= budget.tokens:
+        raise BudgetExceededError("tokens", spent=used, allowed=budget.tokens)
 
 
 def _plain(cost: Decimal) -> Decimal:

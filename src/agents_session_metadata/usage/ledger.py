@@ -160,11 +160,6 @@ def define(make: TableMaker) -> None:
 # ---- reading and deleting ----
 
 
-class Spent(NamedTuple):
-    cost: Decimal
-    tokens: int
-
-
 async def read_usage(
     store: ScopedStore,
     *,
@@ -172,7 +167,7 @@ async def read_usage(
     session_id: str | None,
     by: Sequence[str],
     since: date | None,
-    until: date | None,
+    until: date | None = None,
 ) -> list[UsageRow]:
     fields = check_by(by)
     if session_id is not None:
@@ -210,29 +205,6 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
     return deleted
 
 
-async def read_spent(
-    store: ScopedStore,
-    *,
-    since: date | None,
-    session_id: str | None = None,
-    owner_id: JSONValue = None,
-) -> Spent:
-    """Reads the usage of a session in the scope, or of an owner whatever the scope."""
-    usage = _ledger(store)
-    conditions = _conditions(usage, session_id, owner_id, since)
-    sums = *_cost_sums(usage), func.sum(usage.c.total_tokens)
-    statement: Statement = select(*sums).where(*conditions)
-    await store.database.ensure(USAGE)
-
-    def read(connection: Connection) -> Any:
-        if session_id is None:
-            return connection.execute(statement).one()
-        return connection.execute(*store.question(statement, usage.c.session_id)).one()
-
-    billions, rest, tokens = await store.database.read(read)
-    return Spent(_cost(billions, rest), int(tokens or 0))
-
-
 def check_by(by: Any) -> tuple[str, ...]:
     if isinstance(by, (str, bytes)) or not isinstance(by, Iterable):
         raise TypeError(f"by must be a tuple of names, such as ('day', 'model'), got {quoted(by)}")
@@ -254,7 +226,7 @@ def _conditions(
     session_id: str | None,
     owner_id: JSONValue,
     since: date | None,
-    until: date | None = None,
+    until: date | None,
 ) -> list[ColumnElement[bool]]:
     conditions = []
     if session_id is not None:

@@ -180,7 +180,7 @@ async def read_daily(
     Values that are not valid JSON are left out. Costs and tokens are not read.
     """
     after = {"$created_at": {"$gte": since.isoformat()}}
-    condition = store.condition({"$and": [where, after]} if where else after)
+    condition = store.condition({"$and": [where or {}, after]})
     found = await read_sessions(
         store.database,
         lambda reader: reader.page(condition, _NEWEST, limit=most + 1, details=_BY_DAY),
