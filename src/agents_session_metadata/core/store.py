@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection
 
-from agents_session_metadata.dialects._locks import Reader
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits, OnClear
@@ -105,7 +104,8 @@ class SessionStore:
 
         def write(connection: Connection) -> None:
             read = self.rows.lists if removed else self.rows.before_upsert
-            claim = self._claim(connection, session_id, read, create=not must_exist)
+            found = self.rows.claim(connection, session_id, read, create=not must_exist)
+            claim = self._admitted(connection, session_id, found)
             if claim.created:
                 new = dict(sorted({**encoded, **self.fixed}.items()))
                 self.rows.check_count((), new)
@@ -224,7 +224,9 @@ class SessionStore:
         also: Callable[[Connection, Metadata], None] | None = None,
     ) -> Metadata:
         """Rolls back if nothing changed and there is nothing else to write."""
-        claim = self._claim(connection, session_id, self.rows.texts, create=not must_exist)
+        read, create = self.rows.texts, not must_exist
+        found = self.rows.claim(connection, session_id, read, create=create)
+        claim = self._admitted(connection, session_id, found)
         texts: dict[str, str] = claim.stored
         new = self.fixed if claim.created else {}
         texts.update((key, value.text) for key, value in new.items())
@@ -286,12 +288,6 @@ class SessionStore:
         if created and self.database.has_tables(connection, CORE):
             self.rows.delete_leftovers(connection, session_id)
             self.rows.write(connection, session_id, self.fixed, ())
-
-    def _claim(
-        self, connection: Connection, session_id: str, read: Reader, *, create: bool
-    ) -> Claim:
-        found = self.rows.claim(connection, session_id, read, create=create)
-        return self._admitted(connection, session_id, found)
 
     def _admitted(self, connection: Connection, session_id: str, claim: Claim | None) -> Claim:
         admits = self.admits_new if claim is not None and claim.created else self.admits
