@@ -1135,8 +1135,8 @@ class SessionCatalog:
             ValueError: If all terms of the query are excluded, if there are none or more than 32,
                 or if `limit` is out of range.
         """
-        from .search.query import search
-        from .search.terms import parse_query
+        from .search.pages import search
+        from .search.query import parse_query
 
         parsed = parse_query(query)
         check_limit(limit, 100)

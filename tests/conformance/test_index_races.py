@@ -16,8 +16,8 @@ from scaling import examples, scale
 from sqlalchemy import event
 
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.indexes.read import IndexReader
 from agents_session_metadata.indexes.tables import look
-from agents_session_metadata.indexes.walks import IndexReader
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.query.ordering import Ordering
 from agents_session_metadata.query.pages import Reader

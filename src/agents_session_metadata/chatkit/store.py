@@ -29,7 +29,7 @@ from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.types import FeedbackKind, JSONValue, Metadata, SessionInfo
 
 from . import transactions
-from .request_memory import KnownThreads, OwnItems, assigned, state_of, thread_of, write_changes
+from .thread_fields import KnownThreads, OwnItems, assigned, state_of, thread_of, write_changes
 
 LONGEST_PAGE = 100
 """The maximum number of threads or items per page."""

@@ -13,7 +13,7 @@ from .tables import ACTIVITY, define, look
 
 
 def _reader(database: Database, connection: Connection) -> Any:
-    from .walks import IndexReader
+    from .read import IndexReader
 
     return IndexReader(database, connection)
 

@@ -51,7 +51,7 @@ from agents_session_metadata.dialects.sqltypes import Words
 from agents_session_metadata.errors import TablesMissingError, UnsupportedDialectError
 from agents_session_metadata.text import quoted
 
-from .terms import text_of_item
+from .query import text_of_item
 from .words import stored_words
 
 logger: logging.Logger = logging.getLogger(__name__)

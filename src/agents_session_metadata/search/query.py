@@ -1,297 +1,208 @@
-"""Searching: candidates by their stored words, each then compared with the stored text.
+"""The terms of a query, the text of an item that is searched, and the test whether it matches.
 
-If filter and scope hold for few items, all of them are tested. Otherwise the newest items are
-tested, a bounded number; if the page is not full then, the database's own index is asked, or all
-items are read. Titles are read as they are stored, and merged with the items.
-
-Items without a row are read and compared like the others, up to a limit. Their rows are written
-when the page is done, so that a search that may not write has the same result.
+The database only finds candidates: `WordQuery.match` decides.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
-from heapq import merge
-from itertools import islice
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from agents_session_metadata.text import texts_of
 
-from agents_session_metadata.core.database import Database
-from agents_session_metadata.errors import TablesMissingError
-from agents_session_metadata.query.logic import Condition
-from agents_session_metadata.query.ordering import seal, unseal
-from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.types import SearchHit, SearchPage
+from .words import ASCII_WORD, LONGEST_WORD, Token, extends, spelled, tokenize
 
-from .feature import MOST, NO_INDEX, TEXT, fill_met
-from .statements import SearchBuilder, Shape, Way
-from .terms import WordQuery, text_of_item
-from .words import stored_words
-
-FEW = 5_000
-"""Items of a scope that are all tested."""
-FEW_SESSIONS = 1_000
-"""Sessions of a scope whose ids are read."""
-WINDOWS = (2_000, 20_000)
-"""Newest items that are tested before others. The second window is used if all would be next."""
-FEW_CANDIDATES, MOST_CANDIDATES = 2_000, 20_000
-"""Candidates of the database's own index that are read at most; between them, the second window of
-newest items is tested before."""
-_TAIL = 1_000
-"""Items that are looked through for missing rows in each search by the database's own index."""
-_NEXT = 500
-"""Candidates that are read at once if those for a page were not enough."""
+MAX_TERMS = 32
+SNIPPET = 160
+"""The maximum number of characters of a snippet."""
+_LEAD = 40
+"""Characters of a snippet before the first match."""
 
 
-class Position(NamedTuple):
-    """A place in the order of hits. `time` is in the form of `Dialect.stored_time`.
-
-    A title is at the newest item of its session. Without items, it is at the session's own time.
-    """
-
-    time: Any
-    item_id: int
-    is_title: bool
-    session_id: str
+class Match(NamedTuple):
+    snippet: str
+    highlights: list[tuple[int, int]]
 
 
-class Found(NamedTuple):
-    """A candidate. There is no hit if its text does not match."""
+@dataclass(frozen=True)
+class Term:
+    """A word or a phrase. If `prefix`, words that begin with its last word match."""
 
-    position: Position
-    hit: SearchHit | None
+    tokens: tuple[Token, ...]
+    prefix: bool
+    excluded: bool
+
+    @cached_property
+    def _gaps(self) -> list[int]:
+        """The places of tokens that stored words can have one space or two before."""
+        return [
+            place
+            for place, (one, other) in enumerate(pairwise(self.tokens), 1)
+            if one.unspaced and other.unspaced and not other.joined
+        ]
+
+    @property
+    def is_exact(self) -> bool:
+        """True if stored words contain the `patterns` only if the text matches."""
+        return not self._gaps and all(len(token.word) < LONGEST_WORD for token in self.tokens)
+
+    @property
+    def patterns(self) -> list[str]:
+        """Substrings of the stored words of each text that matches."""
+        found = [""]
+        for place, token in enumerate(self.tokens):
+            if place in self._gaps:
+                found[-1] += " "
+                found.append("")
+            found[-1] += f" {token.word[:LONGEST_WORD]}"
+        found[-1] += "" if self.prefix else " "
+        return found
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        words = "".join(
+            (" {1,2}" if place in self._gaps else " ") + re.escape(token.word)
+            for place, token in enumerate(self.tokens)
+        )
+        # Looks ahead, to find occurrences that overlap.
+        return re.compile(f"(?={words}{'' if self.prefix else ' '})")
+
+    def find(self, words: str, spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Yields start and end of each occurrence, given `spelled` words and their places."""
+        for found in self._pattern.finditer(words):
+            first = len(words[: found.start()].split())
+            yield spans[first][0], spans[first + len(self.tokens) - 1][1]
 
 
-Stream = Generator[Found, None, "Position | None"]
-"""Yields hits in order. Returns the position of the last candidate."""
+@dataclass(frozen=True)
+class WordQuery:
+    """Terms that must all occur, and terms that must not."""
 
+    terms: tuple[Term, ...]
 
-@dataclass
-class Search:
-    """One page, on one connection."""
+    @property
+    def is_exact(self) -> bool:
+        return all(term.is_exact for term in self.terms)
 
-    connection: Connection
-    queries: Queries
-    condition: Condition
-    query: WordQuery
-    by_session: bool
-    limit: int
-    to_write: dict[int, str] = field(default_factory=dict)
-    """Stored words of items that had no row."""
-    advances: bool = False
-    _filled: int = 0
-    _newest: int = 0
-    _unread: Position | None = None
-    """Items without a row that are here or come later were not read."""
+    @property
+    def patterns(self) -> list[tuple[bool, str]]:
+        """Substrings of stored words that must occur, or must not where True.
 
-    def run(self, after: Position | None) -> tuple[list[Found], bool] | None:
-        """Returns up to one hit more than the page has, and whether nothing is left out.
-
-        Returns None if there is no index.
+        Every text that matches passes. If not `is_exact`, others can pass as well.
         """
-        rows = self._execute(SearchBuilder.scope, {"limit": FEW_SESSIONS + 1})
-        if not rows:
-            return None
-        native, self._filled = rows[0][:2]
-        sessions = [row[2:] for row in rows if row[2] is not None]
-        ids = titled = None
-        if self.condition.constant is not True and len(sessions) <= FEW_SESSIONS:
-            ids = [session_id for session_id, _, _ in sessions]
-            titled = [session_id for session_id, title, _ in sessions if self._is_titled(title)]
-        is_small = ids is not None and sum(items for _, _, items in sessions) <= FEW
-        hits = merge(
-            self._items(after, ids, is_small=is_small, native=bool(native)),
-            self._pages(SearchBuilder.titles, self._found_title, Way.ALL, after, titled),
-            key=lambda found: found.position,
-            reverse=True,
+        return [
+            (term.excluded, pattern)
+            for term in self.terms
+            if term.is_exact or not term.excluded
+            for pattern in term.patterns
+        ]
+
+    @property
+    def words(self) -> list[tuple[str, bool]]:
+        """The words that every match has; with True, the beginnings of such words."""
+        return sorted(
+            {
+                (token.word[:LONGEST_WORD], term.prefix and token is term.tokens[-1])
+                for term in self.terms
+                if not term.excluded
+                for token in term.tokens
+            }
         )
-        page = list(islice(self._distinct(hits, is_first=after is None), self.limit + 1))
-        is_full = len(page) > self.limit
-        complete = self._unread is None or (is_full and page[-1].position >= self._unread)
-        return page, complete
 
-    def _items(
-        self, after: Position | None, ids: list[str] | None, *, is_small: bool, native: bool
-    ) -> Iterator[Found]:
-        if not is_small:
-            after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[0])
-            is_native = native and self._has_at_most(FEW_CANDIDATES)
-            if not is_native and ids is None:
-                after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[-1])
-            if is_native or (native and self._has_at_most(MOST_CANDIDATES)):
-                ways = (self._read(way, after, ids) for way in (Way.NATIVE, Way.MISSING))
-                yield from merge(*ways, key=lambda found: found.position, reverse=True)
-                return
-        yield from self._read(Way.ALL, after, ids)
-
-    def _has_at_most(self, most: int) -> bool:
-        """Returns whether the database's own index has at most so many candidates."""
-        count, newest = self._ask(
-            SearchBuilder.count_candidates, Way.NATIVE, None, None, candidates=most + 1
-        )[0]
-        self._newest = newest or 0
-        self.advances = self._newest - self._filled > _TAIL
-        return int(count) <= most
-
-    def _read(
-        self, way: Way, after: Position | None, ids: list[str] | None, window: int = 0
-    ) -> Stream:
-        return self._pages(SearchBuilder.hits, self._found, way, after, ids, window)
-
-    def _pages(
-        self,
-        build: Callable[..., Any],
-        to_found: Callable[[Any], Found],
-        way: Way,
-        after: Position | None,
-        ids: list[str] | None,
-        window: int = 0,
-    ) -> Stream:
-        limit = self.limit + 1
-        more = ids != []
-        while more:
-            rows = self._ask(build, way, after, ids, limit=limit, window=window)
-            found = [to_found(row) for row in rows]
-            yield from (each for each in found if each.hit is not None)
-            after = found[-1].position if found else after
-            more, limit = len(found) == limit, _NEXT
-        return after
-
-    def _found(self, row: Any) -> Found:
-        time, item_id, session_id, created_at, data, holds, has_row, title = row
-        position = Position(time, int(item_id), False, session_id)
-        role, text = text_of_item(_json(data)) or ("", "")
-        if not has_row and position.item_id not in self.to_write:
-            if len(self.to_write) == MOST:
-                self._unread = max(self._unread or position, position)
-                return Found(position, None)
-            self.to_write[position.item_id] = stored_words(text)
-        match = self.query.match(text) if holds and text else None
-        if match is None or (self.by_session and self._is_titled(title)):
-            return Found(position, None)
-        return Found(position, SearchHit(session_id, position.item_id, created_at, role, *match))
-
-    def _found_title(self, row: Any) -> Found:
-        time, item_id, session_id, moment, value = row
-        title = _json(value)
-        match = self.query.match(title) if isinstance(title, str) else None
-        position = Position(time, int(item_id), True, session_id)
-        return Found(position, match and SearchHit(session_id, None, moment, "title", *match))
-
-    def _is_titled(self, value: str | None) -> bool:
-        title = None if value is None else _json(value)
-        return isinstance(title, str) and self.query.match(title) is not None
-
-    def _distinct(self, hits: Iterator[Found], *, is_first: bool) -> Iterator[Found]:
-        seen: set[str] = set()
-        for found in hits:
-            session_id = found.position.session_id
-            if self.by_session:
-                if session_id in seen or not (is_first or self._is_newest(found.position)):
-                    continue
-                seen.add(session_id)
-            yield found
-
-    def _is_newest(self, position: Position) -> bool:
-        """Returns whether a session has no newer hit, also if the database cannot tell."""
-        if position.is_title or (self.query.is_exact and not self.to_write):
-            return True
-        newest = next(self._read(Way.ALL, None, [position.session_id]), None)
-        return newest is None or newest.position <= position
-
-    # ---- statements ----
-
-    def _ask(
-        self,
-        build: Callable[..., Any],
-        way: Way,
-        after: Position | None,
-        ids: list[str] | None,
-        **limits: int,
-    ) -> list[Any]:
-        query, dialect = self.query, self.queries.dialect
-        shape = Shape(
-            way,
-            tuple(excluded for excluded, _ in query.patterns),
-            None if ids is None else min(len(ids), dialect.many + 1),
-            after is not None,
-            by_session=self.by_session and query.is_exact,
-            strict=self._unread is not None,
+    def encoded(self) -> list[Any]:
+        """Returns the query as JSON, for cursors. Version 1."""
+        return sorted(
+            [[[token.word, token.joined] for token in term.tokens], term.prefix, term.excluded]
+            for term in set(self.terms)
         )
-        plain = [word for word, _ in query.words if word.isascii()]
-        given: dict[str, Any] = {
-            "candidates": MOST_CANDIDATES + 1,
-            **limits,
-            "native": dialect.text_search.native_query(query.words),
-            "filled": self._filled,
-            "newest": self._newest,
-            "title_word": max(plain, key=len, default=""),
-            **(dialect.list_parameters("ids", ids) if ids else {}),
-            **{f"pattern_{number}": each for number, (_, each) in enumerate(query.patterns)},
-        }
-        if after is not None:
-            given["after_time"] = str(after.time)
-            # At a title, the item at the same position comes next.
-            given["after_item"] = after.item_id + after.is_title
-            given["after_title"] = after.item_id
-            given["after_session"] = after.session_id if after.is_title else ""
-        return self._execute(build, given, shape=shape)
 
-    def _execute(
-        self, build: Callable[..., Any], parameters: dict[str, Any], **shape: Shape
-    ) -> list[Any]:
-        query = self.queries.query(build, self.condition, parameters, SearchBuilder, **shape)
-        return list(self.connection.execute(*query))
+    def match(self, text: str) -> Match | None:
+        if text.isascii():
+            spans = [found.span() for found in ASCII_WORD.finditer(text)]
+            words = f" {' '.join(ASCII_WORD.findall(text.lower()))} "
+        else:
+            tokens = list(tokenize(text))
+            spans = [(token.start, token.end) for token in tokens]
+            words = spelled(tokens)
+        found: list[Iterator[tuple[int, int]]] = []
+        shown: list[tuple[int, int]] = []
+        for term in self.terms:
+            of_term = term.find(words, spans)
+            first = next(of_term, None)
+            if (first is None) is not term.excluded:
+                return None
+            if first is not None:
+                found.append(of_term)
+                shown.append(first)
+        # A snippet ends before the others.
+        end = min(shown)[0] + SNIPPET
+        for each in found:
+            shown += takewhile(lambda span: span[0] < end, each)
+        return _snippet(text, sorted(shown))
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+def _snippet(text: str, spans: list[tuple[int, int]]) -> Match:
+    first = spans[0][0]
+    start = max(0, min(first - _LEAD, len(text) - SNIPPET))
+    if 0 < start < first:
+        # Begin with a word, or at least not within a character.
+        space = re.compile(r"\s").search(text, start - 1, first)
+        start = space.end() if space else start
+        while start < first and extends(text[start]):
+            start += 1
+    end = min(len(text), start + SNIPPET)
+    while end < len(text) and end > start + SNIPPET - _LEAD and extends(text[end]):
+        end -= 1
+    highlights: list[tuple[int, int]] = []
+    for begin, finish in spans:
+        if begin >= end:
+            break
+        shown = begin - start, min(finish, end) - start
+        if highlights and shown[0] < highlights[-1][1]:
+            shown = highlights[-1][0], max(shown[1], highlights[-1][1])
+            highlights.pop()
+        highlights.append(shown)
+    return Match(text[start:end], highlights)
+
+
+_TERM = re.compile(r'(?P<minus>-?)(?:"(?P<phrase>[^"]*)"?(?P<star>\*?)|(?P<word>[^\s"]+))')
+
+
+def parse_query(query: str) -> WordQuery:
+    """Raises ValueError if no term must occur, or if there are too many."""
+    if not isinstance(query, str):
+        raise TypeError(f"a search query must be a string, got {type(query).__name__}")
+    terms: dict[Term, None] = {}
+    for found in _TERM.finditer(query):
+        text = found["word"] if found["phrase"] is None else found["phrase"] + found["star"]
+        prefix = text.endswith("*")
+        text = text[:-1] if prefix else text
+        tokens = tuple(tokenize(text))
+        if not tokens:
+            continue
+        # A star after something else than a word, as in `a-*`, says nothing; and in an unspaced
+        # run, every text is found within others anyway.
+        prefix = prefix and tokens[-1].end == len(text) and not tokens[-1].unspaced
+        plain = tuple(token._replace(start=0, end=0) for token in tokens)
+        terms[Term(plain, prefix, bool(found["minus"]))] = None
+    if len(terms) > MAX_TERMS:
+        raise ValueError(f"a search query must have at most {MAX_TERMS} terms, got {len(terms)}")
+    if all(term.excluded for term in terms):
+        raise ValueError(
+            "a search query must have at least one word that is not excluded, got "
+            + (f"{len(terms)} excluded terms" if terms else "no words")
+        )
+    return WordQuery(tuple(terms))
+
+
+def text_of_item(item: object) -> tuple[str, str] | None:
+    """Returns role and text of a message of the user or the assistant; None for other items."""
+    if not isinstance(item, dict) or item.get("type", "message") != "message":
         return None
-
-
-async def search(
-    store: ScopedStore,
-    query: WordQuery,
-    condition: Condition,
-    *,
-    limit: int,
-    cursor: str | None,
-    by_session: bool,
-) -> SearchPage:
-    database: Database = store.database
-    question = ["search", query.encoded(), by_session, condition.encoded()]
-    after = None if cursor is None else _decode(cursor, question, database)
-
-    def read(connection: Connection) -> tuple[Search, list[Found], bool] | None:
-        searching = Search(connection, store.queries, condition, query, by_session, limit)
-        found = searching.run(after)
-        return found and (searching, *found)
-
-    result = await database.read_used(TEXT, read, None)
-    # Another process may have created or dropped the index.
-    database.notes[TEXT] = result is not None
-    if result is None:
-        raise TablesMissingError((), problem=NO_INDEX)
-    searching, found, complete = result
-    if searching.to_write or searching.advances:
-        await fill_met(database, searching.to_write, advances=searching.advances)
-    hits = [each.hit for each in found[:limit] if each.hit is not None]
-    more = len(found) > limit
-    return SearchPage(
-        hits, _encode(found[limit - 1].position, question) if more else None, complete
-    )
-
-
-def _encode(position: Position, question: Any) -> str:
-    return seal([str(position.time), *position[1:]], question)
-
-
-def _decode(cursor: str, question: Any, database: Database) -> Position:
-    time, *place = unseal(cursor, question, str, int, bool, str)
-    return Position(database.dialect.stored_time.to_database(time), *place)
+    if item.get("role") not in ("user", "assistant"):
+        return None
+    return item["role"], "\n".join(texts_of(item.get("content")))
