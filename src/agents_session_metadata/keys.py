@@ -106,7 +106,11 @@ RUN_KEYS: Final = frozenset(
         *(AGENTS, TOOL_CALLS, INVOCATIONS, INVOCATION_DETAILS, TRACE_IDS, RUN),
     }
 )
-"""The keys that lifecycle, tracker and runs write. A fork does not copy them."""
+"""The keys that lifecycle, tracker and runs write.
+
+A fork does not copy them, HTTP hides most and lets no client write any, and the browser and the
+command line show them apart from the others.
+"""
 
 
 def normalize_agent(name: str) -> str:

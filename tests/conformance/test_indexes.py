@@ -20,7 +20,8 @@ from agents_session_metadata import (
     TriggersNotAllowedError,
 )
 from agents_session_metadata.core.schema import drop_statements
-from agents_session_metadata.indexes import key_index, walks
+from agents_session_metadata.indexes import key_index
+from agents_session_metadata.indexes import read as index_read
 from agents_session_metadata.indexes.key_index import KeyIndex
 from agents_session_metadata.indexes.tables import ACTIVITY
 from agents_session_metadata.runs.feature import RUNS
@@ -239,7 +240,7 @@ async def test_answers_are_the_same(catalog, engine):
 
 async def test_an_index_that_another_process_creates_is_found(shared_database, monkeypatch):
     """A process looks for indexes again after a slow answer that one could have given."""
-    monkeypatch.setattr(walks, "_SLOW", 0)
+    monkeypatch.setattr(index_read, "_SLOW", 0)
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     await catalog.create_session("chat", metadata={"owner_id": "u1"})
     assert len((await catalog.list_sessions({"owner_id": "u1"})).sessions) == 1

@@ -12,7 +12,7 @@ from agents.extensions.memory import EncryptedSession, SQLAlchemySession
 from sqlalchemy import event, insert
 
 from agents_session_metadata import SessionCatalog, session_tables
-from agents_session_metadata.indexes import walks
+from agents_session_metadata.indexes import read as index_read
 from conformance import raw
 from conformance.test_history import OUTPUT, TURN
 from conformance.test_plans import _plan, _rows_read
@@ -118,7 +118,7 @@ async def test_previews_read_the_beginning_of_each_history(shared_database):
 
 async def test_previews_take_no_further_statement(catalog, engine, monkeypatch):
     # After a slow answer, which a busy machine gives too, the reader looks for new indexes.
-    monkeypatch.setattr(walks, "_SLOW", 60)
+    monkeypatch.setattr(index_read, "_SLOW", 60)
     for number in range(5):
         await catalog.session(f"chat-{number}").add_items(TURN * 50)
     await catalog.list_sessions(preview=True)

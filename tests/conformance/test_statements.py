@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.dialects import _sqlite
-from agents_session_metadata.indexes import walks
+from agents_session_metadata.indexes import read as index_read
 
 pytestmark = pytest.mark.dialect
 
@@ -37,7 +37,7 @@ class Statements:
 @pytest.fixture(autouse=True)
 def never_slow(monkeypatch):
     """A slow answer looks for an index in a further statement, and a busy machine is slow."""
-    monkeypatch.setattr(walks, "_SLOW", inf)
+    monkeypatch.setattr(index_read, "_SLOW", inf)
 
 
 async def test_statements_a_call(database: Database):
@@ -212,8 +212,8 @@ async def test_a_scope_adds_no_statement_to_a_read(database: Database):
 
 
 async def test_a_page_from_an_index_with_further_conditions(database: Database, monkeypatch):
-    monkeypatch.setattr(walks, "FURTHER", 100)
-    monkeypatch.setattr(walks, "_SLOW", inf)  # On a busy machine, every answer is slow.
+    monkeypatch.setattr(index_read, "FURTHER", 100)
+    monkeypatch.setattr(index_read, "_SLOW", inf)  # On a busy machine, every answer is slow.
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
     rare, ids = [7, 100, 293], [f"s{n:03}" for n in range(300)]

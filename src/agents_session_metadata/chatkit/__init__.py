@@ -2,7 +2,8 @@
 
 A thread is a session. Its title is the metadata key `title`; its status, image domains and
 metadata are under the key `chatkit`. Thread items and attachments have tables of their own,
-in `threads`; `store` reaches them through `transactions`, and threads through `request_memory`.
+in `threads`; `store` reaches them through `transactions`, and threads through `thread_fields`.
+`request_memory` tells what a request has changed.
 """
 
 from __future__ import annotations

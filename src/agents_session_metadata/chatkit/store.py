@@ -29,7 +29,8 @@ from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.types import FeedbackKind, JSONValue, Metadata, SessionInfo
 
 from . import transactions
-from .thread_fields import KnownThreads, OwnItems, assigned, state_of, thread_of, write_changes
+from .request_memory import KnownThreads, OwnItems
+from .thread_fields import assigned, state_of, thread_of, write_changes
 
 LONGEST_PAGE = 100
 """The maximum number of threads or items per page."""

@@ -24,8 +24,8 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.threads.rows import (
     THREADS,
     USER_MESSAGE,
-    Attachment,
-    ThreadItem,
+    AttachmentRow,
+    ItemRow,
     ThreadRows,
 )
 from agents_session_metadata.types import ItemInfo
@@ -52,11 +52,11 @@ async def _write(store: ScopedStore, work: Callable[[Connection], T]) -> T:
 
 async def read_items(
     store: ScopedStore, session_id: str, after: str | None, limit: int, *, descending: bool
-) -> list[ThreadItem] | None:
+) -> list[ItemRow] | None:
     """Returns the items after the one with the id `after`; None if that or the session is gone."""
     rows = ThreadRows(store.database)
 
-    def read(connection: Connection) -> list[ThreadItem] | None:
+    def read(connection: Connection) -> list[ItemRow] | None:
         position = None
         if after is not None:
             last = rows.read_item(store, connection, session_id, after)
@@ -76,8 +76,8 @@ async def read_items(
     return await _read(store, read, session_id, *([] if after is None else [after]))
 
 
-async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ThreadItem | None:
-    def read(connection: Connection) -> ThreadItem | None:
+async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ItemRow | None:
+    def read(connection: Connection) -> ItemRow | None:
         return ThreadRows(store.database).read_item(store, connection, session_id, item_id)
 
     return await _read(store, read, session_id, item_id)
@@ -152,7 +152,7 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
     return await _write(store, run)
 
 
-def _message_of(question: ThreadItem, history: list[ItemInfo]) -> int | None:
+def _message_of(question: ItemRow, history: list[ItemInfo]) -> int | None:
     """Returns the item of the history that a user message is.
 
     It is the newest one since then with the same text, or the newest one, because an application
@@ -193,7 +193,7 @@ async def save_attachment(
     """Returns False if the attachment is outside the scope."""
     rows = ThreadRows(store.database)
     owner = json.dumps(store.scope.values, sort_keys=True)
-    given = Attachment(attachment_id, session_id, owner, data)
+    given = AttachmentRow(attachment_id, session_id, owner, data)
 
     def write(connection: Connection) -> bool:
         if session_id is not None:
@@ -250,7 +250,7 @@ async def purge_attachments(store: ScopedStore, before: datetime | None) -> list
     return purged
 
 
-def _admits(store: ScopedStore, connection: Connection, attachment: Attachment) -> bool:
+def _admits(store: ScopedStore, connection: Connection, attachment: AttachmentRow) -> bool:
     """Checks the scope of the thread that the attachment was sent in.
 
     An attachment that was not sent belongs to the scope that it was saved in.
@@ -260,7 +260,7 @@ def _admits(store: ScopedStore, connection: Connection, attachment: Attachment) 
     return store.finds(connection, attachment.session_id)
 
 
-def _was_saved_in(store: ScopedStore, attachment: Attachment) -> bool:
+def _was_saved_in(store: ScopedStore, attachment: AttachmentRow) -> bool:
     values = json.loads(attachment.owner)
     return all(
         key in values and search_key(values[key]) == search_key(value)

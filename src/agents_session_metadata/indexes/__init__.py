@@ -1,4 +1,4 @@
-"""Indexes: `create` creates, drops and lists them, and `walks` reads pages from them.
+"""Indexes: `create` creates, drops and lists them, and `read` reads pages from them.
 
 The index of a key is in `key_index`, with `tables` and `triggers`. `$updated_at` is an SQL index,
 and `$text` is in `search`.

@@ -1,4 +1,4 @@
-"""The part of indexes in the core: their tables, which `tables` defines, and pages from `walks`."""
+"""The part of indexes in the core: their tables, which `tables` defines, and pages from `read`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,14 @@ from sqlalchemy import ColumnElement, FromClause, Integer, String, bindparam, fu
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.dialects.sqltypes import PlainBytes
-from agents_session_metadata.query.conditions import Contains, Equals, IdIn, TimeBound, constant
+from agents_session_metadata.query.conditions import (
+    Contains,
+    Equals,
+    IdHasPrefix,
+    IdIn,
+    TimeBound,
+    constant,
+)
 from agents_session_metadata.query.details import METADATA, NO_METADATA, Details
 from agents_session_metadata.query.logic import All, Condition
 from agents_session_metadata.query.ordering import Ordering, Position
@@ -131,7 +138,7 @@ def _plan(
     Without `keys`, any key can have an index.
     """
     parts = [part for _, part in condition.conjunction(NAME)]
-    if any(part.rank in (0, 2) for part in parts):  # conditions on the id
+    if any(isinstance(part, (IdIn, IdHasPrefix)) for part in parts):
         return None
     for part in parts:
         # It requires one value, which the index distinguishes from all others.

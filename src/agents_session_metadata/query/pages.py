@@ -172,7 +172,7 @@ class Reader:
 
 
 async def read_sessions(database: Database, work: Callable[[Reader], T]) -> T:
-    """Runs work that reads sessions, with the indexes that can serve it."""
+    """Runs work that reads sessions, by `indexes.read.IndexReader` if there is that folder."""
 
     def read(connection: Connection) -> T:
         makers = (feature.reader for feature in features() if feature.reader is not None)

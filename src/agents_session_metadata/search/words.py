@@ -7,6 +7,9 @@ its own, and tokens are found next to each other.
 
 No word continues after white space or punctuation of Chinese and Japanese. Text is split there
 first, and the tokens of the pieces, of which most repeat, are cached.
+
+Words are stored, so a change needs the index to be dropped and created again. ASCII text takes a
+short cut here and in `WordQuery.match`, and FTS5 has a tokenizer of its own in `dialects/_text`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Feedback, FeedbackKind
 
-from .rows import THREADS, ThreadItem, ThreadRows, define
+from .rows import THREADS, ItemRow, ThreadRows, define
 
 
 def _copy(
@@ -49,7 +49,7 @@ def _copy(
     rows.insert_items(connection, new_id, copied)
 
 
-def _as_counts(items: list[ThreadItem], history: Sequence[int]) -> list[ThreadItem]:
+def _as_counts(items: list[ItemRow], history: Sequence[int]) -> list[ItemRow]:
     """Converts `history_end` from the id of the last row to a number of rows."""
 
     def count(end: int) -> int | None:
@@ -60,13 +60,13 @@ def _as_counts(items: list[ThreadItem], history: Sequence[int]) -> list[ThreadIt
     return _with_ends(items, count)
 
 
-def _with_ids(items: list[ThreadItem], history: Sequence[int]) -> list[ThreadItem]:
+def _with_ids(items: list[ItemRow], history: Sequence[int]) -> list[ItemRow]:
     """Converts `history_end` from a number of rows to the id of the last row."""
     ids = [0, *history]
     return _with_ends(items, lambda count: ids[min(count, len(history))])
 
 
-def _with_ends(items: list[ThreadItem], end: Callable[[int], int | None]) -> list[ThreadItem]:
+def _with_ends(items: list[ItemRow], end: Callable[[int], int | None]) -> list[ItemRow]:
     return [
         item if item.history_end is None else item._replace(history_end=end(item.history_end))
         for item in items
@@ -83,19 +83,19 @@ def _export(
     return parts
 
 
-def _dump(item: ThreadItem) -> dict[str, Any]:
+def _dump(item: ItemRow) -> dict[str, Any]:
     end = {} if item.history_end is None else {"history_end": item.history_end}
     return {"item_id": item.item_id, "kind": item.kind, "item": json.loads(item.data), **end}
 
 
-def _parse(part: Any, validated: Callable[..., Any]) -> list[ThreadItem]:
+def _parse(part: Any, validated: Callable[..., Any]) -> list[ItemRow]:
     from .records import parse_items  # pydantic takes long to import
 
     return parse_items(part, validated)
 
 
 def _insert(
-    database: Database, connection: Connection, threads: Mapping[str, list[ThreadItem]]
+    database: Database, connection: Connection, threads: Mapping[str, list[ItemRow]]
 ) -> None:
     """Inserts items of new sessions. Their `history_end` is a number of rows."""
     rows = ThreadRows(database)

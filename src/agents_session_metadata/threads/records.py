@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agents_session_metadata.errors import invalid_record
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
-from .rows import ThreadItem
+from .rows import ItemRow
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[^\x00]*$")]
 
@@ -24,16 +24,16 @@ class ThreadRecord(BaseModel):
     item: dict[str, Any]
     history_end: Annotated[int, Field(ge=0)] | None = None
 
-    def stored(self, position: int, path: str) -> ThreadItem:
+    def stored(self, position: int, path: str) -> ItemRow:
         try:
             data = json.dumps(self.item, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError):
             raise invalid_record(f"{path}.item", "must be JSON") from None
-        return ThreadItem(self.item_id, position, self.kind, data, self.history_end)
+        return ItemRow(self.item_id, position, self.kind, data, self.history_end)
 
 
-def parse_items(part: Any, validated: Callable[..., Any]) -> list[ThreadItem]:
-    found: dict[str, ThreadItem] = {}
+def parse_items(part: Any, validated: Callable[..., Any]) -> list[ItemRow]:
+    found: dict[str, ItemRow] = {}
     for index, item in enumerate(validated(list[ThreadRecord], part)):
         path = f"$.thread_items[{index}]"
         if item.item_id in found:

@@ -88,7 +88,7 @@ def define(make: TableMaker) -> None:
     )
 
 
-class ThreadItem(NamedTuple):
+class ItemRow(NamedTuple):
     """One item of a thread. Its id is unique within the session.
 
     Positions grow, and may have gaps. `history_end` belongs to user messages: the newest id of the
@@ -102,7 +102,7 @@ class ThreadItem(NamedTuple):
     history_end: int | None
 
 
-class Attachment(NamedTuple):
+class AttachmentRow(NamedTuple):
     """One attachment. `owner` is a JSON object of the values that a session of its owner has."""
 
     attachment_id: str
@@ -130,7 +130,7 @@ class ThreadRows:
         after: int | None,
         limit: int,
         descending: bool,
-    ) -> list[ThreadItem]:
+    ) -> list[ItemRow]:
         """`after` is a position."""
         position = self._items.c.position
         statement = self._of_session(session_id).limit(limit)
@@ -141,7 +141,7 @@ class ThreadRows:
 
     def read_item(
         self, store: SessionStore, connection: Connection, session_id: str, item_id: str
-    ) -> ThreadItem | None:
+    ) -> ItemRow | None:
         statement = self._of_session(session_id).where(self._items.c.item_id == item_id)
         found = _items(connection.execute(*store.question(statement, self._items.c.session_id)))
         return found[0] if found else None
@@ -152,7 +152,7 @@ class ThreadRows:
         session_id: str,
         kind: str | None = None,
         before: int | None = None,
-    ) -> ThreadItem | None:
+    ) -> ItemRow | None:
         """The session must be locked. `before` is a position."""
         statement = self._of_session(session_id).order_by(self._items.c.position.desc()).limit(1)
         if before is not None:
@@ -170,7 +170,7 @@ class ThreadRows:
         end = None
         if kind == USER_MESSAGE:
             end = newest_id(self._database, connection, session_id)
-        item = ThreadItem(item_id, position, kind, data, end)
+        item = ItemRow(item_id, position, kind, data, end)
         self.insert_items(connection, session_id, [item])
 
     def replace_item(
@@ -182,9 +182,7 @@ class ThreadRows:
     def delete_item(self, connection: Connection, session_id: str, item_id: str) -> None:
         connection.execute(delete(self._items).where(self._item(session_id, item_id)))
 
-    def read_threads(
-        self, connection: Connection, ids: Sequence[str]
-    ) -> dict[str, list[ThreadItem]]:
+    def read_threads(self, connection: Connection, ids: Sequence[str]) -> dict[str, list[ItemRow]]:
         sessions, items = self._database.tables.sessions, self._items
         own_id = sessions.c.session_id
         statement = (
@@ -193,13 +191,13 @@ class ThreadRows:
             .where(own_id.in_(ids))
             .order_by(own_id, items.c.position)
         )
-        threads: dict[str, list[ThreadItem]] = {}
+        threads: dict[str, list[ItemRow]] = {}
         for session_id, *columns in connection.execute(statement).all():
-            threads.setdefault(session_id, []).append(ThreadItem(*columns))
+            threads.setdefault(session_id, []).append(ItemRow(*columns))
         return threads
 
     def insert_items(
-        self, connection: Connection, session_id: str, items: Iterable[ThreadItem]
+        self, connection: Connection, session_id: str, items: Iterable[ItemRow]
     ) -> None:
         rows = [{"session_id": session_id, **item._asdict()} for item in items]
         if rows:
@@ -211,7 +209,7 @@ class ThreadRows:
         return sorted(connection.scalars(statement))
 
     def _columns(self) -> list[Any]:
-        return [self._items.c[name] for name in ThreadItem._fields]
+        return [self._items.c[name] for name in ItemRow._fields]
 
     def _of_session(self, session_id: str) -> Any:
         return select(*self._columns()).where(self._items.c.session_id == session_id)
@@ -221,7 +219,7 @@ class ThreadRows:
 
     # ---- attachments ----
 
-    def put_attachment(self, connection: Connection, attachment: Attachment) -> Attachment:
+    def put_attachment(self, connection: Connection, attachment: AttachmentRow) -> AttachmentRow:
         """Inserts an attachment unless its id exists; returns the stored one, locked."""
         insert = self._dialect.insert_missing(self._attachments)
         for _ in range(ROUNDS):
@@ -232,7 +230,7 @@ class ThreadRows:
                 return found
         raise lost_race(f"attachment {quoted(attachment.attachment_id)}")
 
-    def update_attachment(self, connection: Connection, attachment: Attachment) -> None:
+    def update_attachment(self, connection: Connection, attachment: AttachmentRow) -> None:
         table = self._attachments
         own = table.c.attachment_id == attachment.attachment_id
         values = {"session_id": attachment.session_id, "data": attachment.data}
@@ -240,7 +238,7 @@ class ThreadRows:
 
     def read_attachment(
         self, connection: Connection, attachment_id: str, *, lock: bool = False
-    ) -> Attachment | None:
+    ) -> AttachmentRow | None:
         """With `lock`, it must begin the transaction."""
         own = self._attachments.c.attachment_id == attachment_id
         statement = self._all_attachments().where(own)
@@ -248,11 +246,11 @@ class ThreadRows:
             self._dialect.begin_writing(connection)
             statement = statement.with_for_update()
         row = connection.execute(statement).first()
-        return None if row is None else Attachment(*row)
+        return None if row is None else AttachmentRow(*row)
 
     def lock_unattached(
         self, connection: Connection, before: Any, after: str, limit: int
-    ) -> list[Attachment]:
+    ) -> list[AttachmentRow]:
         """Must begin the transaction. `before` is a time, and `after` is an id."""
         self._dialect.begin_writing(connection)
         table = self._attachments
@@ -267,7 +265,7 @@ class ThreadRows:
             moment = self._dialect.moment
             limit_time: Any = literal(before, moment)
             statement = statement.where(moment.comparable(table.c.created_at) <= limit_time)
-        return [Attachment(*row) for row in connection.execute(statement)]
+        return [AttachmentRow(*row) for row in connection.execute(statement)]
 
     def delete_attachments(self, connection: Connection, ids: Sequence[str]) -> None:
         """The attachments must be locked."""
@@ -275,8 +273,8 @@ class ThreadRows:
         connection.execute(delete(table).where(table.c.attachment_id.in_(ids)))
 
     def _all_attachments(self) -> Any:
-        return select(*(self._attachments.c[name] for name in Attachment._fields))
+        return select(*(self._attachments.c[name] for name in AttachmentRow._fields))
 
 
-def _items(rows: Any) -> list[ThreadItem]:
-    return [ThreadItem(*row) for row in rows]
+def _items(rows: Any) -> list[ItemRow]:
+    return [ItemRow(*row) for row in rows]

@@ -1,4 +1,7 @@
-"""Copies a session to a new one, or its history up to a cut."""
+"""Copies a session to a new one: its history, all or up to a cut, and its metadata.
+
+Left out are the keys of `_LEFT_OUT`, and the rows of features that have no `fork`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def fork(
     metadata: Mapping[str, JSONValue],
     cut: Cut | None,
 ) -> Callable[[Connection], None]:
-    """Returns work that copies a history up to a cut, and the metadata with some keys changed."""
+    """Returns work that copies a session, with `metadata` in place of what it has itself."""
     check_id(new_id)
     origin = {FORKED_FROM: session_id, **({} if cut is None else {FORKED_BEFORE: cut.before})}
     for key in _ORIGIN:

@@ -1,1 +1,4 @@
-"""Usage: the ledger, which also adds up, prices, and totals of what trackers write to metadata."""
+"""Usage: the ledger, which also adds up, and prices.
+
+Trackers also write totals to metadata, which `statistics` adds up without the ledger.
+"""

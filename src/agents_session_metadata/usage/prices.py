@@ -1,4 +1,4 @@
-"""`ModelPrice`, and the lookup of prices by model name."""
+"""`ModelPrice`, the lookup of prices by model name, and `Tokens`, the counters of the ledger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PER = 1_000_000
 
 
 class Tokens(NamedTuple):
-    """Numbers of a `Usage`, under the names of the ledger's columns."""
+    """Numbers of a `Usage`, under the names of the ledger's columns and of `UsageRow`'s fields."""
 
     requests: int = 0
     input_tokens: int = 0
