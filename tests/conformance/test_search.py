@@ -27,7 +27,7 @@ from agents_session_metadata import (
 )
 from agents_session_metadata.core.schema import drop_statements
 from agents_session_metadata.search import feature
-from agents_session_metadata.search import query as searching
+from agents_session_metadata.search import pages as searching
 from agents_session_metadata.search.query import parse_query
 from conformance import raw, search_oracle
 
