@@ -60,7 +60,7 @@ class Rows:
         self._locks = dialect.locks(sessions, rows, tables.elements)
         self._upsert = dialect.upsert(rows, _REPLACED)
         self._upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
-        self._insert_whole = dialect.insert_whole(self._locks.insert_new, rows, tables.elements)
+        self._insert_both = dialect.insert_both(rows, tables.elements)
         # What is read of a session that is locked: texts of all keys, whether each is a list, or
         # nothing if the database can read that in `upsert`.
         self.texts: Reader = self._locks.reader(rows.c.value)
@@ -144,21 +144,13 @@ class Rows:
 
         Returns whether the id was free. If not, the session is locked.
         """
-        if self._insert_whole is None:
-            leftovers = self._locks.create(connection, session_id)
-        else:
-            given = lists_of(self._tables.metadata, rows_of(session_id, encoded))
-            given |= lists_of(self._tables.elements, elements_of(session_id, encoded))
-            leftovers = self._locks.created(connection, session_id, self._insert_whole, **given)
+        leftovers = self._locks.create(connection, session_id)
         if leftovers is None:
             return False
-        note(connection, "created", session_id)
         if leftovers:
             self._delete_leftovers(connection, session_id)
-        if leftovers or self._insert_whole is None:
-            self.write(connection, session_id, encoded, ())
-        elif encoded:
-            note(connection, "set", session_id, encoded)
+        note(connection, "created", session_id)
+        self.write_new(connection, session_id, encoded)
         return True
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
@@ -200,6 +192,18 @@ class Rows:
         if new and size > allowed:
             first_over = new[max(0, allowed - len(stored))]
             raise MetadataLimitError("max_keys", key=first_over, size=size, allowed=allowed)
+
+    def write_new(
+        self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
+    ) -> None:
+        """Writes the first values of a session."""
+        if self._insert_both is None:
+            self.write(connection, session_id, encoded, ())
+        elif encoded:
+            given = lists_of(self._tables.metadata, rows_of(session_id, encoded))
+            given |= lists_of(self._tables.elements, elements_of(session_id, encoded))
+            connection.execute(self._insert_both, given)
+            note(connection, "set", session_id, encoded)
 
     def write(
         self,

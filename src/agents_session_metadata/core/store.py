@@ -109,7 +109,7 @@ class SessionStore:
             if claim.created:
                 new = dict(sorted({**encoded, **self.fixed}.items()))
                 self.rows.check_count((), new)
-                self.rows.write(connection, session_id, new, ())
+                self.rows.write_new(connection, session_id, new)
                 return
             gone = sorted(claim.stored.keys() & set(removed))
             if gone:
@@ -287,7 +287,7 @@ class SessionStore:
             raise SessionNotFoundError(session_id)
         if created and self.database.has_tables(connection, CORE):
             self.rows.delete_leftovers(connection, session_id)
-            self.rows.write(connection, session_id, self.fixed, ())
+            self.rows.write_new(connection, session_id, self.fixed)
 
     def _admitted(self, connection: Connection, session_id: str, claim: Claim | None) -> Claim:
         admits = self.admits_new if claim is not None and claim.created else self.admits

@@ -160,11 +160,8 @@ class Dialect:
         """
         return None
 
-    def insert_whole(self, new: Any, *tables: Table) -> Statement | None:
-        """Inserts a session by `new`, and its rows, as `lists_of` binds them, if it was created.
-
-        None if that takes several statements.
-        """
+    def insert_both(self, *tables: Table) -> Statement | None:
+        """Inserts rows of several tables, as `lists_of` binds them; None if one at a time."""
         return None
 
     def insert_missing(self, table: Table, *, selected: bool = False) -> Any:

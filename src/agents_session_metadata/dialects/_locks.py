@@ -63,7 +63,7 @@ class Locks:
         """Reads what is committed, without waiting."""
         self._lock: Any = self._look.with_for_update()
         self._create_in_any = self._insert_new(literal(False))
-        self.insert_new: Any = self._insert_new(self.leftovers)
+        self._create = self._insert_new(self.leftovers)
 
     def existing(self, connection: Connection, session_id: str) -> bool:
         """Locks a session's row and returns whether it exists."""
@@ -78,7 +78,7 @@ class Locks:
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
         """Returns whether a row was created. Uses only the sessions table."""
-        return self.created(connection, session_id, self._create_in_any) is not None
+        return self._created(connection, session_id, self._create_in_any) is not None
 
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
@@ -88,7 +88,7 @@ class Locks:
         Returns None if the session exists; its row is then locked. `has_leftovers` is the answer if
         the caller knows it already.
         """
-        return self.created(connection, session_id, self.insert_new)
+        return self._created(connection, session_id, self._create)
 
     def reading_nothing(self, connection: Connection, session_id: str) -> Found:
         row = connection.execute(self._lock, {"of_session": session_id}).first()
@@ -114,11 +114,8 @@ class Locks:
         new = self.insert(self._sessions).values(session_id=bindparam("of_session"))
         return new.on_conflict_do_nothing().returning(told)
 
-    def created(
-        self, connection: Connection, session_id: str, insert: Any, **given: Any
-    ) -> bool | None:
-        """As `create`, by another INSERT that returns the same."""
-        parameters = {"of_session": session_id, **given}
+    def _created(self, connection: Connection, session_id: str, insert: Any) -> bool | None:
+        parameters = {"of_session": session_id}
         for _ in range(ROUNDS):
             row = connection.execute(insert, parameters).first()
             if row is not None:

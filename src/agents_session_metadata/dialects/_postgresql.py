@@ -138,14 +138,11 @@ class PostgreSQL(Dialect):
         # Both parts of the statement read what was there when it began.
         return select(stored).add_cte(written.cte("written"))
 
-    def insert_whole(self, new: Any, *tables: Table) -> Statement:
-        created = new.cte("created")
-        statement = select(created)
+    def insert_both(self, *tables: Table) -> Statement:
+        statement: Any = select(literal_column("1"))
         for number, table in enumerate(tables):
-            names = names_of(table)
-            rows = _given(table, names).where(select(created).exists())
-            added = self.insert_missing(table).from_select(names, rows, include_defaults=False)
-            statement = statement.add_cte(added.cte(f"added_{number}"))
+            inserted = _insert_lists(table, names_of(table))
+            statement = statement.add_cte(inserted.cte(f"inserted_{number}"))
         return statement
 
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
