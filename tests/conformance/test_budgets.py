@@ -124,6 +124,16 @@ async def test_a_session_outside_the_scope_has_spent_nothing(catalog):
         await run(mine.session("secret"), budget)
 
 
+async def test_a_session_has_spent_what_it_used_before_it_had_its_owner(catalog):
+    session, budget = await catalog.create_session("chat"), Budget(tokens=1)
+    await run(session, budget)
+    await session.set_metadata({"owner_id": "u1"})
+    mine = catalog.scoped({"owner_id": "u1"})
+    assert (await budget.remaining(mine.session("chat"))).tokens == 0
+    with pytest.raises(BudgetExceededError):
+        await run(mine.session("chat"), budget)
+
+
 async def test_a_stream_is_refused(session):
     budget = Budget(tokens=110)
     events = []

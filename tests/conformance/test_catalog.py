@@ -6,7 +6,8 @@ import asyncio
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
     InvalidMetadataError,
@@ -52,6 +53,37 @@ async def test_create_where_the_id_is_taken(catalog):
         assert isinstance(caught.value, ValueError)
     assert await catalog.get_metadata("chat") == {"a": 1}
     assert await catalog.get_metadata("talk") == {}
+
+
+@pytest.mark.only_on("postgresql")
+async def test_create_where_policies_look_up_the_session(catalog, database):
+    await catalog.create_session("other", metadata={"tags": ["x"]})
+    user = f"app_{make_url(database.url).database}"[:30]
+    statements = [
+        f"CREATE ROLE {user} LOGIN",
+        f"GRANT ALL ON SCHEMA public TO {user}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}",
+    ]
+    for table in ("agent_sessions_metadata", "agent_sessions_metadata_elements"):
+        statements += [
+            f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
+            f"CREATE POLICY own ON {table}"
+            " USING (session_id IN (SELECT session_id FROM agent_sessions))",
+        ]
+    engine = create_async_engine(make_url(database.url).set(username=user))
+    try:
+        async with catalog.engine.begin() as connection:
+            for statement in statements:
+                await connection.exec_driver_sql(statement)
+        session = await SessionCatalog(engine).create_session("chat", metadata={"tags": ["x"]})
+        assert await session.find_sessions_by_metadata({"tags": {"$contains": "x"}}) == [
+            "chat",
+            "other",
+        ]
+    finally:
+        await engine.dispose()
+        for statement in (f"DROP OWNED BY {user}", f"DROP ROLE {user}"):
+            await raw.execute(catalog.engine, statement)
 
 
 async def test_create_is_all_or_nothing(engine):

@@ -132,10 +132,13 @@ async def _spent(
                 f"{quoted(session_id)} has none"
             )
         whose = {"session_id": None, "owner_id": owner}
-        store = ScopedStore(store.database, store.limits)
+    elif store.scope and not await store.exists(session_id):
+        return Decimal(0), 0
     since = first_day(budget.window, datetime.now(timezone.utc).date())
     await store.database.ensure(USAGE)
-    rows = await read_usage(store, by=(), since=since, **whose)
+    # Without the scope, which would leave out what the session used before it had its owner.
+    everything = ScopedStore(store.database, store.limits)
+    rows = await read_usage(everything, by=(), since=since, **whose)
     return (rows[0].cost or Decimal(0), rows[0].total_tokens) if rows else (Decimal(0), 0)
 
 
