@@ -64,11 +64,11 @@ async def test_create_where_policies_look_up_the_session(catalog, database):
         f"GRANT ALL ON SCHEMA public TO {user}",
         f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}",
     ]
+    known = "session_id IN (SELECT session_id FROM agent_sessions)"
     for table in ("agent_sessions_metadata", "agent_sessions_metadata_elements"):
         statements += [
             f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
-            f"CREATE POLICY own ON {table}"
-            " USING (session_id IN (SELECT session_id FROM agent_sessions))",
+            f"CREATE POLICY own ON {table} USING ({known})",
         ]
     engine = create_async_engine(make_url(database.url).set(username=user))
     try:
