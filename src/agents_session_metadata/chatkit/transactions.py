@@ -25,8 +25,9 @@ from agents_session_metadata.threads.rows import (
     THREADS,
     USER_MESSAGE,
     AttachmentRow,
+    Attachments,
     ItemRow,
-    ThreadRows,
+    ThreadItems,
 )
 from agents_session_metadata.types import ItemInfo
 from agents_session_metadata.values import search_key
@@ -54,23 +55,15 @@ async def read_items(
     store: ScopedStore, session_id: str, after: str | None, limit: int, *, descending: bool
 ) -> list[ItemRow] | None:
     """Returns the items after the one with the id `after`; None if that or the session is gone."""
-    rows = ThreadRows(store.database)
 
     def read(connection: Connection) -> list[ItemRow] | None:
-        position = None
+        items, position = ThreadItems(store.database, connection, session_id), None
         if after is not None:
-            last = rows.read_item(store, connection, session_id, after)
+            last = items.get(store, after)
             if last is None:
                 return None
             position = last.position
-        found = rows.read_page(
-            store,
-            connection,
-            session_id,
-            after=position,
-            limit=limit,
-            descending=descending,
-        )
+        found = items.page(store, after=position, limit=limit, descending=descending)
         return found if found or store.finds(connection, session_id) else None
 
     return await _read(store, read, session_id, *([] if after is None else [after]))
@@ -78,7 +71,7 @@ async def read_items(
 
 async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ItemRow | None:
     def read(connection: Connection) -> ItemRow | None:
-        return ThreadRows(store.database).read_item(store, connection, session_id, item_id)
+        return ThreadItems(store.database, connection, session_id).get(store, item_id)
 
     return await _read(store, read, session_id, item_id)
 
@@ -90,16 +83,16 @@ async def write_item(
 
     With `adds`, the id must be free, and the session becomes the most recently active one.
     """
-    rows = ThreadRows(store.database)
 
     def write(connection: Connection) -> None:
         store.require(connection, session_id)
-        if rows.read_item(store, connection, session_id, item_id) is None:
-            rows.append_item(connection, session_id, item_id, kind, data)
+        items = ThreadItems(store.database, connection, session_id)
+        if items.get(store, item_id) is None:
+            items.append(item_id, kind, data)
         elif adds:
             raise ValueError(f"the thread already has an item {quoted(item_id)}; use save_item")
         else:
-            rows.replace_item(connection, session_id, item_id, kind, data)
+            items.replace(item_id, kind, data)
         if adds:
             store.rows.touch(connection, session_id)
 
@@ -119,30 +112,30 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
     """
     if id_problem(session_id) is not None or id_problem(item_id) is not None:
         return False
-    rows = ThreadRows(store.database)
 
     def run(connection: Connection) -> bool:
         if not store.lock(connection, session_id):
             return False
-        item = rows.read_item(store, connection, session_id, item_id)
+        items = ThreadItems(store.database, connection, session_id)
+        item = items.get(store, item_id)
         if item is None:
             return False
         held = hold(store.database, connection, session_id)
-        asked = rows.read_newest(connection, session_id, USER_MESSAGE, item.position)
-        newest = rows.read_newest(connection, session_id)
+        asked = items.newest(USER_MESSAGE, item.position)
+        newest = items.newest()
         if not is_own and newest is not None and newest.position == item.position:
             if held is not None:
                 raise held
             if asked is not None:
                 end = asked.history_end or 0
                 check_not_encrypted(read_history(store.database, connection, session_id, end))
-        rows.delete_item(connection, session_id, item_id)
+        items.delete(item_id)
         ended = item.kind in ENDS
         # Nothing that answers the message before a user message was deleted with it. And a paused
         # run needs its history.
         if asked is None or held is not None or item.kind == USER_MESSAGE or (is_own and not ended):
             return ended
-        newest = rows.read_newest(connection, session_id)
+        newest = items.newest()
         if newest is not None and newest.position == asked.position:
             first = _message_of(asked, read_history(store.database, connection, session_id))
             if first is not None:
@@ -191,19 +184,19 @@ async def save_attachment(
     store: ScopedStore, attachment_id: str, session_id: str | None, data: str
 ) -> bool:
     """Returns False if the attachment is outside the scope."""
-    rows = ThreadRows(store.database)
     owner = json.dumps(store.scope.values, sort_keys=True)
     given = AttachmentRow(attachment_id, session_id, owner, data)
 
     def write(connection: Connection) -> bool:
         if session_id is not None:
             store.require(connection, session_id)
-        stored = rows.put_attachment(connection, given)
+        attachments = Attachments(store.database, connection)
+        stored = attachments.put(given)
         if not _admits(store, connection, stored):
             connection.rollback()
             return False
         kept = stored.session_id if session_id is None else session_id
-        rows.update_attachment(connection, given._replace(session_id=kept))
+        attachments.update(given._replace(session_id=kept))
         return True
 
     return await _write(store, write)
@@ -211,7 +204,7 @@ async def save_attachment(
 
 async def read_attachment(store: ScopedStore, attachment_id: str) -> str | None:
     def read(connection: Connection) -> str | None:
-        found = ThreadRows(store.database).read_attachment(connection, attachment_id)
+        found = Attachments(store.database, connection).get(attachment_id)
         return found.data if found and _admits(store, connection, found) else None
 
     return await _read(store, read, attachment_id)
@@ -220,28 +213,28 @@ async def read_attachment(store: ScopedStore, attachment_id: str) -> str | None:
 async def delete_attachment(store: ScopedStore, attachment_id: str) -> None:
     if id_problem(attachment_id) is not None:
         return
-    rows = ThreadRows(store.database)
 
     def write(connection: Connection) -> None:
-        found = rows.read_attachment(connection, attachment_id, lock=True)
+        attachments = Attachments(store.database, connection)
+        found = attachments.get(attachment_id, lock=True)
         if found is not None and _admits(store, connection, found):
-            rows.delete_attachments(connection, [attachment_id])
+            attachments.delete([attachment_id])
 
     await _write(store, write)
 
 
 async def purge_attachments(store: ScopedStore, before: datetime | None) -> list[str]:
     """Deletes attachments that belong to no session, and returns their texts."""
-    rows = ThreadRows(store.database)
     purged: list[str] = []
     after: str | None = ""
     while after is not None:
 
         def delete(connection: Connection, after: str = after) -> tuple[list[str], str | None]:
-            found = rows.lock_unattached(connection, before, after, _PURGED_AT_ONCE)
+            attachments = Attachments(store.database, connection)
+            found = attachments.lock_unattached(before, after, _PURGED_AT_ONCE)
             own = [each for each in found if _was_saved_in(store, each)]
             if own:
-                rows.delete_attachments(connection, [each.attachment_id for each in own])
+                attachments.delete([each.attachment_id for each in own])
             last = found[-1].attachment_id if len(found) == _PURGED_AT_ONCE else None
             return [each.data for each in own], last
 

@@ -20,7 +20,7 @@ from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Feedback, FeedbackKind
 
-from .rows import THREADS, ItemRow, ThreadRows, define
+from .rows import THREADS, ItemRow, ThreadItems, define, read_threads
 
 
 def _copy(
@@ -35,18 +35,17 @@ def _copy(
     The session must be locked. `kept` contains the ids of the copied rows; None means all. The copy
     ends before the first user message of which nothing was copied.
     """
-    rows = ThreadRows(database)
-    items = rows.read_threads(connection, [session_id]).get(session_id, [])
+    items = read_threads(database, connection, [session_id]).get(session_id, [])
     if not items:
         return
     if kept is None:
-        kept = rows.message_ids(connection, session_id)
+        kept = ThreadItems(database, connection, session_id).message_ids()
     else:
         last = max(kept, default=0)
         ends = (-1 if item.history_end is None else item.history_end for item in items)
         items = items[: next((at for at, end in enumerate(ends) if end >= last), len(items))]
-    copied = _with_ids(_as_counts(items, kept), rows.message_ids(connection, new_id))
-    rows.insert_items(connection, new_id, copied)
+    copy = ThreadItems(database, connection, new_id)
+    copy.insert(_with_ids(_as_counts(items, kept), copy.message_ids()))
 
 
 def _as_counts(items: list[ItemRow], history: Sequence[int]) -> list[ItemRow]:
@@ -76,10 +75,10 @@ def _with_ends(items: list[ItemRow], end: Callable[[int], int | None]) -> list[I
 def _export(
     database: Database, connection: Connection, ids: Sequence[str]
 ) -> Mapping[str, list[dict[str, Any]]]:
-    rows, parts = ThreadRows(database), {}
-    for session_id, items in rows.read_threads(connection, ids).items():
-        counted = _as_counts(items, rows.message_ids(connection, session_id))
-        parts[session_id] = [_dump(item) for item in counted]
+    parts = {}
+    for session_id, items in read_threads(database, connection, ids).items():
+        history = ThreadItems(database, connection, session_id).message_ids()
+        parts[session_id] = [_dump(item) for item in _as_counts(items, history)]
     return parts
 
 
@@ -98,11 +97,10 @@ def _insert(
     database: Database, connection: Connection, threads: Mapping[str, list[ItemRow]]
 ) -> None:
     """Inserts items of new sessions. Their `history_end` is a number of rows."""
-    rows = ThreadRows(database)
     for session_id, items in threads.items():
         if items:
-            history = rows.message_ids(connection, session_id)
-            rows.insert_items(connection, session_id, _with_ids(items, history))
+            thread = ThreadItems(database, connection, session_id)
+            thread.insert(_with_ids(items, thread.message_ids()))
 
 
 # ---- feedback ----

@@ -11,7 +11,8 @@ Items are opaque here: each has a kind and a JSON text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -21,8 +22,8 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Index,
+    Table,
     UniqueConstraint,
-    and_,
     delete,
     insert,
     literal,
@@ -111,170 +112,158 @@ class AttachmentRow(NamedTuple):
     data: str
 
 
-class ThreadRows:
-    """The caller must lock the session before it writes items or attaches something."""
+@dataclass(frozen=True)
+class ThreadItems:
+    """The items of one thread. The session must be locked before they are written."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._items, self._attachments, _ = database.tables.group(THREADS).tables
+    database: Database
+    connection: Connection
+    session_id: str
 
-    # ---- items ----
+    @property
+    def _table(self) -> Table:
+        return self.database.tables.group(THREADS).tables[0]
 
-    def read_page(
-        self,
-        store: SessionStore,
-        connection: Connection,
-        session_id: str,
-        *,
-        after: int | None,
-        limit: int,
-        descending: bool,
+    def page(
+        self, store: SessionStore, *, after: int | None, limit: int, descending: bool
     ) -> list[ItemRow]:
         """`after` is a position."""
-        position = self._items.c.position
-        statement = self._of_session(session_id).limit(limit)
+        position = self._table.c.position
+        statement = self._selected().limit(limit)
         statement = statement.order_by(position.desc() if descending else position)
         if after is not None:
             statement = statement.where(position < after if descending else position > after)
-        return _items(connection.execute(*store.question(statement, self._items.c.session_id)))
+        return self._found(*store.question(statement, self._table.c.session_id))
 
-    def read_item(
-        self, store: SessionStore, connection: Connection, session_id: str, item_id: str
-    ) -> ItemRow | None:
-        statement = self._of_session(session_id).where(self._items.c.item_id == item_id)
-        found = _items(connection.execute(*store.question(statement, self._items.c.session_id)))
+    def get(self, store: SessionStore, item_id: str) -> ItemRow | None:
+        statement = self._selected().where(self._table.c.item_id == item_id)
+        found = self._found(*store.question(statement, self._table.c.session_id))
         return found[0] if found else None
 
-    def read_newest(
-        self,
-        connection: Connection,
-        session_id: str,
-        kind: str | None = None,
-        before: int | None = None,
-    ) -> ItemRow | None:
+    def newest(self, kind: str | None = None, before: int | None = None) -> ItemRow | None:
         """The session must be locked. `before` is a position."""
-        statement = self._of_session(session_id).order_by(self._items.c.position.desc()).limit(1)
+        columns = self._table.c
+        statement = self._selected().order_by(columns.position.desc()).limit(1)
         if before is not None:
-            statement = statement.where(self._items.c.position < before)
+            statement = statement.where(columns.position < before)
         if kind is not None:
-            statement = statement.where(self._items.c.kind == kind)
-        found = _items(connection.execute(self._dialect.locking(statement)))
+            statement = statement.where(columns.kind == kind)
+        found = self._found(self.database.dialect.locking(statement))
         return found[0] if found else None
 
-    def append_item(
-        self, connection: Connection, session_id: str, item_id: str, kind: str, data: str
-    ) -> None:
-        newest = self.read_newest(connection, session_id)
+    def append(self, item_id: str, kind: str, data: str) -> None:
+        newest, end = self.newest(), None
         position = 1 if newest is None else newest.position + 1
-        end = None
         if kind == USER_MESSAGE:
-            end = newest_id(self._database, connection, session_id)
-        item = ItemRow(item_id, position, kind, data, end)
-        self.insert_items(connection, session_id, [item])
+            end = newest_id(self.database, self.connection, self.session_id)
+        self.insert([ItemRow(item_id, position, kind, data, end)])
 
-    def replace_item(
-        self, connection: Connection, session_id: str, item_id: str, kind: str, data: str
-    ) -> None:
-        own = self._item(session_id, item_id)
-        connection.execute(update(self._items).where(own).values(kind=kind, data=data))
+    def replace(self, item_id: str, kind: str, data: str) -> None:
+        own = update(self._table).where(*self._own(item_id))
+        self.connection.execute(own.values(kind=kind, data=data))
 
-    def delete_item(self, connection: Connection, session_id: str, item_id: str) -> None:
-        connection.execute(delete(self._items).where(self._item(session_id, item_id)))
+    def delete(self, item_id: str) -> None:
+        self.connection.execute(delete(self._table).where(*self._own(item_id)))
 
-    def read_threads(self, connection: Connection, ids: Sequence[str]) -> dict[str, list[ItemRow]]:
-        sessions, items = self._database.tables.sessions, self._items
-        own_id = sessions.c.session_id
-        statement = (
-            select(own_id, *self._columns())
-            .join_from(sessions, items, own_id == items.c.session_id)
-            .where(own_id.in_(ids))
-            .order_by(own_id, items.c.position)
-        )
-        threads: dict[str, list[ItemRow]] = {}
-        for session_id, *columns in connection.execute(statement).all():
-            threads.setdefault(session_id, []).append(ItemRow(*columns))
-        return threads
-
-    def insert_items(
-        self, connection: Connection, session_id: str, items: Iterable[ItemRow]
-    ) -> None:
-        rows = [{"session_id": session_id, **item._asdict()} for item in items]
+    def insert(self, items: Iterable[ItemRow]) -> None:
+        rows = [{"session_id": self.session_id, **item._asdict()} for item in items]
         if rows:
-            connection.execute(insert(self._items), rows)
+            self.connection.execute(insert(self._table), rows)
 
-    def message_ids(self, connection: Connection, session_id: str) -> list[int]:
-        messages = self._database.tables.messages
-        statement = select(messages.c.id).where(messages.c.session_id == session_id)
-        return sorted(connection.scalars(statement))
+    def message_ids(self) -> list[int]:
+        messages = self.database.tables.messages
+        own = select(messages.c.id).where(messages.c.session_id == self.session_id)
+        return sorted(self.connection.scalars(own))
 
-    def _columns(self) -> list[Any]:
-        return [self._items.c[name] for name in ItemRow._fields]
+    def _selected(self) -> Any:
+        return select(*_columns(self._table)).where(self._table.c.session_id == self.session_id)
 
-    def _of_session(self, session_id: str) -> Any:
-        return select(*self._columns()).where(self._items.c.session_id == session_id)
+    def _found(self, statement: Any, parameters: Mapping[str, Any] | None = None) -> list[ItemRow]:
+        return [ItemRow(*row) for row in self.connection.execute(statement, parameters)]
 
-    def _item(self, session_id: str, item_id: str) -> ColumnElement[bool]:
-        return and_(self._items.c.session_id == session_id, self._items.c.item_id == item_id)
+    def _own(self, item_id: str) -> tuple[ColumnElement[bool], ...]:
+        columns = self._table.c
+        return columns.session_id == self.session_id, columns.item_id == item_id
 
-    # ---- attachments ----
 
-    def put_attachment(self, connection: Connection, attachment: AttachmentRow) -> AttachmentRow:
+def _columns(items: Table) -> list[Any]:
+    return [items.c[name] for name in ItemRow._fields]
+
+
+def read_threads(
+    database: Database, connection: Connection, ids: Sequence[str]
+) -> dict[str, list[ItemRow]]:
+    items = database.tables.group(THREADS).tables[0]
+    own_id = database.tables.sessions.c.session_id
+    statement = (
+        select(own_id, *_columns(items))
+        .join(items, own_id == items.c.session_id)
+        .where(own_id.in_(ids))
+        .order_by(own_id, items.c.position)
+    )
+    threads: dict[str, list[ItemRow]] = {}
+    for session_id, *columns in connection.execute(statement).all():
+        threads.setdefault(session_id, []).append(ItemRow(*columns))
+    return threads
+
+
+@dataclass(frozen=True)
+class Attachments:
+    """The session must be locked before something is attached to it."""
+
+    database: Database
+    connection: Connection
+
+    @property
+    def _table(self) -> Table:
+        return self.database.tables.group(THREADS).tables[1]
+
+    def put(self, attachment: AttachmentRow) -> AttachmentRow:
         """Inserts an attachment unless its id exists; returns the stored one, locked."""
-        insert = self._dialect.insert_missing(self._attachments)
+        insert = self.database.dialect.insert_missing(self._table)
         for _ in range(ROUNDS):
-            connection.execute(insert, [attachment._asdict()])
-            found = self.read_attachment(connection, attachment.attachment_id, lock=True)
+            self.connection.execute(insert, [attachment._asdict()])
+            found = self.get(attachment.attachment_id, lock=True)
             # The one that prevented the insert may have been deleted since.
             if found is not None:
                 return found
         raise lost_race(f"attachment {quoted(attachment.attachment_id)}")
 
-    def update_attachment(self, connection: Connection, attachment: AttachmentRow) -> None:
-        table = self._attachments
-        own = table.c.attachment_id == attachment.attachment_id
+    def update(self, attachment: AttachmentRow) -> None:
+        own = self._table.c.attachment_id == attachment.attachment_id
         values = {"session_id": attachment.session_id, "data": attachment.data}
-        connection.execute(update(table).where(own).values(values))
+        self.connection.execute(update(self._table).where(own).values(values))
 
-    def read_attachment(
-        self, connection: Connection, attachment_id: str, *, lock: bool = False
-    ) -> AttachmentRow | None:
+    def get(self, attachment_id: str, *, lock: bool = False) -> AttachmentRow | None:
         """With `lock`, it must begin the transaction."""
-        own = self._attachments.c.attachment_id == attachment_id
-        statement = self._all_attachments().where(own)
+        statement = self._selected().where(self._table.c.attachment_id == attachment_id)
         if lock:
-            self._dialect.begin_writing(connection)
+            self.database.dialect.begin_writing(self.connection)
             statement = statement.with_for_update()
-        row = connection.execute(statement).first()
+        row = self.connection.execute(statement).first()
         return None if row is None else AttachmentRow(*row)
 
-    def lock_unattached(
-        self, connection: Connection, before: Any, after: str, limit: int
-    ) -> list[AttachmentRow]:
+    def lock_unattached(self, before: Any, after: str, limit: int) -> list[AttachmentRow]:
         """Must begin the transaction. `before` is a time, and `after` is an id."""
-        self._dialect.begin_writing(connection)
-        table = self._attachments
+        dialect, columns = self.database.dialect, self._table.c
+        dialect.begin_writing(self.connection)
         statement = (
-            self._all_attachments()
-            .where(table.c.session_id.is_(None), table.c.attachment_id > after)
-            .order_by(table.c.attachment_id)
+            self._selected()
+            .where(columns.session_id.is_(None), columns.attachment_id > after)
+            .order_by(columns.attachment_id)
             .limit(limit)
             .with_for_update()
         )
         if before is not None:
-            moment = self._dialect.moment
-            limit_time: Any = literal(before, moment)
-            statement = statement.where(moment.comparable(table.c.created_at) <= limit_time)
-        return [AttachmentRow(*row) for row in connection.execute(statement)]
+            limit_time: Any = literal(before, dialect.moment)
+            created_at = dialect.moment.comparable(columns.created_at)
+            statement = statement.where(created_at <= limit_time)
+        return [AttachmentRow(*row) for row in self.connection.execute(statement)]
 
-    def delete_attachments(self, connection: Connection, ids: Sequence[str]) -> None:
+    def delete(self, ids: Sequence[str]) -> None:
         """The attachments must be locked."""
-        table = self._attachments
-        connection.execute(delete(table).where(table.c.attachment_id.in_(ids)))
+        these = self._table.c.attachment_id.in_(ids)
+        self.connection.execute(delete(self._table).where(these))
 
-    def _all_attachments(self) -> Any:
-        return select(*(self._attachments.c[name] for name in AttachmentRow._fields))
-
-
-def _items(rows: Any) -> list[ItemRow]:
-    return [ItemRow(*row) for row in rows]
+    def _selected(self) -> Any:
+        return select(*(self._table.c[name] for name in AttachmentRow._fields))
