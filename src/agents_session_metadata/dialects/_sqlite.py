@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -293,7 +293,7 @@ _MEMBERS = (
 
 
 def _use_fewer_calls(connection: Connection) -> None:
-    """Runs each statement with one call of the driver's thread.
+    """Runs each statement with one call of the driver's thread, and `executemany` with the next one.
 
     SQLAlchemy makes four calls: create a cursor, execute, read the rows, close. Each takes longer
     than a small statement. If a release lacks a private member, its own cursors are used.
@@ -315,6 +315,8 @@ class _PooledConnection:
     def __init__(self, pooled: Any) -> None:
         self._pooled = pooled
         self._is_committed = False
+        self.waiting: list[tuple[str, Sequence[Sequence[Any]]]] = []
+        """Statements that return nothing run with the next one, or with the commit."""
 
     def __getattr__(self, name: str) -> Any:
         self._is_committed = False  # Whoever asked may write.
@@ -323,11 +325,29 @@ class _PooledConnection:
     def cursor(self, **_: object) -> _Cursor:
         """The cursor is for one statement, and always reads all rows at once."""
         self._is_committed = False
-        return _Cursor(self._pooled.dbapi_connection)
+        return _Cursor(self)
+
+    def call(self, work: Callable[[Any], object]) -> None:
+        connection, waiting = self._pooled.dbapi_connection, self.waiting
+        driver, self.waiting = connection.driver_connection, []
+
+        def run() -> None:
+            for statement, parameters in waiting:
+                driver._conn.executemany(statement, parameters)
+            work(driver._conn)
+
+        try:
+            connection.run_async(lambda _: driver._execute(run))
+        except Exception as error:  # noqa: BLE001  # raised as SQLAlchemy's own cursor raises it
+            connection._handle_exception(error)
 
     def commit(self) -> None:
-        self._pooled.commit()
+        self.call(lambda connection: connection.commit())
         self._is_committed = True
+
+    def rollback(self) -> None:
+        self.waiting.clear()
+        self._pooled.rollback()
 
     def close(self) -> None:
         """Rolls back unless the connection has just committed."""
@@ -337,7 +357,7 @@ class _PooledConnection:
 class _Cursor:
     arraysize = 1
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: _PooledConnection) -> None:
         self._connection = connection
         self._rows: deque[Any] = deque()
         self.description: Any = None
@@ -345,26 +365,16 @@ class _Cursor:
         self.lastrowid: Any = None
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
-        self._run("execute", statement, parameters)
-
-    def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
-        self._run("executemany", statement, parameters)
-
-    def _run(self, method: str, statement: str, parameters: Sequence[Any]) -> None:
-        connection = self._connection
-        driver = connection.driver_connection
-
-        def run() -> None:
-            with closing(driver._conn.cursor()) as cursor:
-                getattr(cursor, method)(statement, parameters)
+        def run(connection: Any) -> None:
+            with closing(connection.execute(statement, parameters)) as cursor:
                 self._rows.extend(cursor.fetchall())
                 self.description = cursor.description
                 self.rowcount, self.lastrowid = cursor.rowcount, cursor.lastrowid
 
-        try:
-            connection.run_async(lambda _: driver._execute(run))
-        except Exception as error:  # noqa: BLE001  # raised as SQLAlchemy's own cursor raises it
-            connection._handle_exception(error)
+        self._connection.call(run)
+
+    def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
+        self._connection.waiting.append((statement, parameters))
 
     def fetchone(self) -> Any:
         return self._rows.popleft() if self._rows else None
