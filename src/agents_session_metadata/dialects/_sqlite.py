@@ -293,7 +293,7 @@ _MEMBERS = (
 
 
 def _use_fewer_calls(connection: Connection) -> None:
-    """Runs each statement with one call of the driver's thread, and `executemany` with the next one.
+    """Runs each statement with one call of the driver's thread, `executemany` with the next one.
 
     SQLAlchemy makes four calls: create a cursor, execute, read the rows, close. Each takes longer
     than a small statement. If a release lacks a private member, its own cursors are used.
