@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
-from agents_session_metadata.search.words import normalize, stored_words, tokenize
+from agents_session_metadata.search.words import LONGEST_WORD, normalize, stored_words, tokenize
 
 PIECES = [
     *["the", "a", "tram", "TRAM", "trams", "28", "2", "_x", "foo_bar", "x" * 70, "x" * 70 + "y"],
@@ -41,7 +41,7 @@ def as_stored(tokens) -> str:
     found, before = "", None
     for token in tokens:
         is_separate = before and before.unspaced and token.unspaced and not token.joined
-        found += ("  " if is_separate else " ") + token.word
+        found += ("  " if is_separate else " ") + token.word[:LONGEST_WORD]
         before = token
     return found and f"{found} "
 
