@@ -12,7 +12,7 @@ from agents.extensions.memory import SQLAlchemySession
 from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
-from sqlalchemy import event
+from sqlalchemy import MetaData, event
 from sqlalchemy import text as text_of
 from sqlalchemy.exc import DBAPIError
 from test_words import GLUE, PIECES
@@ -473,6 +473,22 @@ async def test_dropping_the_tables_drops_the_native_index(engine):
                     await connection.exec_driver_sql(statement)
         assert await raw.execute(engine, every) == []
         await engine.dispose()
+
+
+@pytest.mark.only_on("sqlite")
+async def test_defining_the_tables_again_adds_no_statement(engine):
+    metadata, statements = MetaData(), []
+    for _ in range(3):
+        session_tables(metadata)
+    event.listen(
+        engine.sync_engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+    )
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+        await connection.run_sync(metadata.drop_all)
+    made = [each for each in statements if each.split()[0] in ("CREATE", "DROP")]
+    assert len(made) == len({*made})
+    assert [each for each in made if "_text_fts" in each] != []
 
 
 @pytest.mark.dialect

@@ -30,6 +30,7 @@ from sqlalchemy import (
     inspect,
     text,
 )
+from sqlalchemy.schema import DropTable
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.text import quoted
@@ -233,11 +234,15 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
     )
     tables = _with_groups(metadata, names, (sessions, messages, rows, elements), types)
     wanted: Any = _is_wanted
+    is_sqlite: Any = _uses_triggers
     for group in tables.groups:
         for trigger in group.triggers:
             # After all tables, not after one: on an upgrade the sessions table is there already.
             create = trigger.execute_if(callable_=wanted, state=trigger)
             event.listen(metadata, "after_create", create)
+        for table in group.virtual:
+            drop = DropTable(table, if_exists=True).execute_if(callable_=is_sqlite)
+            event.listen(group.tables[0], "before_drop", drop)
     return tables
 
 
@@ -255,6 +260,10 @@ def _with_groups(
         feature.define(maker)
         groups.append(maker.group(feature.name))
     return SessionTables(sessions, messages, rows, elements, groups=tuple(groups))
+
+
+def _uses_triggers(*_: Any, dialect: Any, **__: Any) -> bool:
+    return dialect_of(dialect).uses_triggers
 
 
 def _is_wanted(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any, **__: Any) -> bool:

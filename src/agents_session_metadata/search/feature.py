@@ -28,7 +28,6 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
-    event,
     func,
     literal_column,
     select,
@@ -36,7 +35,6 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.schema import DropTable
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
@@ -46,7 +44,6 @@ from agents_session_metadata.core.definitions import (
 )
 from agents_session_metadata.core.features import Feature, IndexKind, fill_in_steps
 from agents_session_metadata.core.schema import SDKIndex
-from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects.sqltypes import Words
 from agents_session_metadata.errors import TablesMissingError, UnsupportedDialectError
 from agents_session_metadata.text import quoted
@@ -90,15 +87,8 @@ def define(make: TableMaker) -> None:
         Column("pending", BigInteger, nullable=False),
         Column("mark", BigInteger, nullable=False),
     )
-    wanted: Any = _has_virtual_tables
-    drop = DropTable(native, if_exists=True).execute_if(callable_=wanted)
-    event.listen(rows, "before_drop", drop)
     make.triggers.append(CreateTrigger(messages, rows, ("id",)))
     make.virtual.append(native)
-
-
-def _has_virtual_tables(*_: Any, dialect: Any, **__: Any) -> bool:
-    return dialect_of(dialect).uses_triggers
 
 
 def look(database: Database, connection: Connection) -> bool:
