@@ -15,6 +15,7 @@ MAX_KEY_LENGTH = 255
 """Characters that the key column holds."""
 
 JSONObject: TypeAlias = dict[str, Any]
+"""An object as JSON has it, such as a filter, an item, a schema or an answer."""
 
 Metadata: TypeAlias = "dict[str, Any]"
 """The metadata of one session. The values are `JSONValue`s; they are typed as `Any` so that you can

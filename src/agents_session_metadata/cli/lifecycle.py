@@ -272,7 +272,7 @@ def _policy(request: JSONObject) -> ResumePolicy:
     from agents_session_metadata.lifecycle import ResumePolicy
 
     names = {"max_errors", "phases"} & {*request}
-    chosen: JSONObject = {name: request[name] for name in names}
+    chosen: dict[str, Any] = {name: request[name] for name in names}
     if "max_idle_minutes" in request:
         idle = request["max_idle_minutes"]
         chosen["max_idle"] = options.duration("max_idle_minutes", idle, "minutes")

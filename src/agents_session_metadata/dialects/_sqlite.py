@@ -328,6 +328,7 @@ class _PooledConnection:
         return _Cursor(self)
 
     def call(self, work: Callable[[Any], object]) -> None:
+        """Runs the waiting statements, then `work`, in one call of the driver's thread."""
         connection, waiting = self._pooled.dbapi_connection, self.waiting
         driver, self.waiting = connection.driver_connection, []
 

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel
 from sqlalchemy import Connection
@@ -40,7 +40,7 @@ from agents_session_metadata.history.items import (
 )
 from agents_session_metadata.idempotency.feature import once
 from agents_session_metadata.query.filters import parse_filter
-from agents_session_metadata.types import ItemInfo, SessionInfo
+from agents_session_metadata.types import ItemInfo, JSONObject, SessionInfo
 
 from . import requests
 from .events import Streams
@@ -48,8 +48,6 @@ from .public_items import item_type, keeps_id, public_id, shown_item, wanted_ite
 from .requests import APIError, invalid, not_found
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
-
-Answer: TypeAlias = "dict[str, Any]"
 
 HIDDEN = keys.RUN_KEYS - {keys.STATUS, "run"} | {keys.TITLE_AUTO, keys.CHATKIT}
 """Metadata keys that no client sees or filters by, unless the application makes them public."""
@@ -107,7 +105,7 @@ class Call:
 
     # ---- conversations ----
 
-    async def conversation(self, session_id: str | None = None) -> Answer:
+    async def conversation(self, session_id: str | None = None) -> JSONObject:
         """One conversation."""
         name = self.session_id if session_id is None else session_id
         info = await self.catalog.get_session(name, on_corrupt=_log_corrupt)
@@ -115,7 +113,7 @@ class Call:
             raise SessionNotFoundError(name)
         return self._shown(info)
 
-    async def create_conversation(self) -> Answer:
+    async def create_conversation(self) -> JSONObject:
         """Create a conversation, its metadata and items in one transaction."""
         metadata = _without_nulls(_writable(self.body.metadata))
         name = f"conv_{secrets.token_hex(24)}"
@@ -123,7 +121,7 @@ class Call:
         await create_with_items(self.catalog._store, name, metadata, texts)
         return await self.conversation(name)
 
-    async def change_conversation(self) -> Answer:
+    async def change_conversation(self) -> JSONObject:
         """Merge metadata; null removes a key, and null in place of an object all of them."""
         corrupt: list[str] = []
         info = await self.catalog.get_session(
@@ -144,13 +142,13 @@ class Call:
         )
         return await self.conversation()
 
-    async def delete_conversation(self) -> Answer:
+    async def delete_conversation(self) -> JSONObject:
         """Delete a conversation with its items and metadata."""
         if not await self.catalog.delete_session(self.session_id):
             raise SessionNotFoundError(self.session_id)
         return {"id": self.session_id, "object": "conversation.deleted", "deleted": True}
 
-    async def list_conversations(self) -> Answer:
+    async def list_conversations(self) -> JSONObject:
         """A page of conversations, ordered by activity."""
         query: requests.ListConversations = self.query
         page = await self.catalog.list_sessions(
@@ -167,7 +165,7 @@ class Call:
         ]
         return _list(data, page.next_cursor, has_more=page.next_cursor is not None)
 
-    async def count_values(self) -> Answer:
+    async def count_values(self) -> JSONObject:
         """Counts the conversations per value of a key, among the newest that match."""
         query: requests.CountValues = self.query
         key = self.path["key"]
@@ -184,7 +182,7 @@ class Call:
             "complete": newest.next_cursor is None,
         }
 
-    async def fork(self) -> Answer:
+    async def fork(self) -> JSONObject:
         """Copy a conversation, or what comes before an item."""
         metadata = _without_nulls(_writable(self.body.metadata))
         before = await self._row("before")
@@ -195,7 +193,7 @@ class Call:
             raise _impossible_cut(error) from error
         return await self.conversation(name)
 
-    async def rewind(self) -> Answer:
+    async def rewind(self) -> JSONObject:
         """Remove the last turns, or an item and what comes after it."""
         body: requests.Rewind = self.body
         if (body.turns is None) == (body.before is None):
@@ -211,7 +209,7 @@ class Call:
         shown = [shown_item(info) for info in removed[: requests.LONGEST_PAGE]]
         return _list(shown, has_more=len(removed) > len(shown))
 
-    async def search(self) -> Answer:
+    async def search(self) -> JSONObject:
         """Messages and titles that contain all words of a query, the newest first."""
         query: requests.Search = self.query
         try:
@@ -252,7 +250,7 @@ class Call:
 
     # ---- items ----
 
-    async def list_items(self) -> Answer:
+    async def list_items(self) -> JSONObject:
         """A page of items."""
         query: requests.ListItems = self.query
         try:
@@ -272,7 +270,7 @@ class Call:
             [shown_item(info) for info in page.items], has_more=page.next_cursor is not None
         )
 
-    async def create_items(self) -> Answer:
+    async def create_items(self) -> JSONObject:
         """Append items in one transaction."""
         store = self.catalog._store
         texts, known = self._texts(self.body.items)
@@ -289,16 +287,16 @@ class Call:
         else:
             sent = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
             answer = await once(store, self.session_id, self.key, sent, work)
-        return cast("Answer", json.loads(answer))
+        return cast("JSONObject", json.loads(answer))
 
-    async def item(self) -> Answer:
+    async def item(self) -> JSONObject:
         """One item."""
         info = await self._find(self.path["item_id"])
         if info is None:
             raise not_found("Item", self.path["item_id"])
         return shown_item(info)
 
-    async def delete_item(self) -> Answer:
+    async def delete_item(self) -> JSONObject:
         """Delete one item."""
         wanted = wanted_items(self.path["item_id"])
         if not await delete_item(self.catalog._store, self.session_id, wanted):
@@ -329,7 +327,7 @@ class Call:
             raise invalid("`before` is not an item of this conversation.", "before")
         raise SessionChangedError(self.session_id)
 
-    def _shown(self, info: SessionInfo) -> Answer:
+    def _shown(self, info: SessionInfo) -> JSONObject:
         metadata = {key: info.metadata[key] for key in info.metadata if key not in self.hidden}
         return {
             "id": info.session_id,
@@ -398,7 +396,7 @@ class Route:
 
     method: str
     path: str
-    run: Callable[[Call], Awaitable[Answer | Response]]
+    run: Callable[[Call], Awaitable[JSONObject | Response]]
     query: type[BaseModel] = requests.Query
     body: type[BaseModel] | None = None
     repeatable: bool = True
@@ -445,7 +443,9 @@ ROUTES = (
 )
 
 
-def _list(data: list[Answer], last_id: str | None = None, *, has_more: bool = False) -> Answer:
+def _list(
+    data: list[JSONObject], last_id: str | None = None, *, has_more: bool = False
+) -> JSONObject:
     """`last_id` is what the next page begins after, if that is not the last id."""
     return {
         "object": "list",

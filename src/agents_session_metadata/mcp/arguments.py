@@ -118,7 +118,7 @@ def arguments_model(
     elif "session" in types:
         types["session"] = (str | None, None)
         described["session"] = "The session's id. Default: the only session of this server."
-    fields: JSONObject = {}
+    fields: dict[str, Any] = {}
     for name, (kind, default) in types.items():
         field = Field(description=described[name], **_BOUNDS.get(name, {}))
         fields[name] = (Annotated[kind, field], default)

@@ -305,7 +305,7 @@ async def sessions(call: Call) -> Response:
     corrupt: list[CorruptMetadataError] = []
     hits: dict[str, SearchHit] = {}
     ids: list[str] | None = None
-    options: JSONObject = {"count_items": True, "on_corrupt": corrupt.append}
+    options: dict[str, Any] = {"count_items": True, "on_corrupt": corrupt.append}
     # What contains no sign of a filter may be the id of a session.
     if (
         view.problem
