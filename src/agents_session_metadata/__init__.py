@@ -19,9 +19,13 @@ from .errors import (
     InvalidFilterError,
     InvalidMetadataError,
     InvalidPhaseError,
+    KeyReusedError,
+    LeaseLostError,
     MetadataLimitError,
+    RunCancelledError,
     RunFailedError,
     RunInterruptedError,
+    RunNotFoundError,
     ScopeError,
     SessionBusyError,
     SessionChangedError,
@@ -55,8 +59,9 @@ if TYPE_CHECKING:
     from .query.ordering import OrderBy
     from .query.pages import OnCorrupt
     from .replay import Replay, ReplayDifference, ReplayResult
-    from .runs.records import Decision, PendingCall, RunInfo, RunPage
-    from .runs.runs import SessionRun, SessionRuns, StreamedRun
+    from .runs.approvals import Decision, PendingCall, RunInfo, RunPage
+    from .runs.claim import SessionRun
+    from .runs.runs import SessionRuns, StreamedRun
     from .session import SQLAlchemyMetadataSession
     from .tracking.budget import Budget, Remaining
     from .tracking.invocations import add_invocation
@@ -106,6 +111,8 @@ __all__ = [
     "ItemInfo",
     "ItemPage",
     "JSONValue",
+    "KeyReusedError",
+    "LeaseLostError",
     "Metadata",
     "MetadataLimitError",
     "MetadataLimits",
@@ -123,9 +130,11 @@ __all__ = [
     "ResumeDecision",
     "ResumePolicy",
     "ResumeReason",
+    "RunCancelledError",
     "RunFailedError",
     "RunInfo",
     "RunInterruptedError",
+    "RunNotFoundError",
     "RunPage",
     "SQLAlchemyMetadataSession",
     "ScopeError",
@@ -188,8 +197,9 @@ _MODULES = {
     "tracking.invocations": ["add_invocation"],
     "tracking.titles": ["SessionTitler"],
     "tracking.tracker": ["SessionTracker"],
-    "runs.records": ["Decision", "PendingCall", "RunInfo", "RunPage"],
-    "runs.runs": ["SessionRun", "SessionRuns", "StreamedRun"],
+    "runs.approvals": ["Decision", "PendingCall", "RunInfo", "RunPage"],
+    "runs.runs": ["SessionRuns", "StreamedRun"],
+    "runs.claim": ["SessionRun"],
     "replay": ["Replay", "ReplayDifference", "ReplayResult"],
     "session": ["SQLAlchemyMetadataSession"],
     "core.definitions": ["CreateTrigger", "TableGroup"],

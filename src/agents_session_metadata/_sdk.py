@@ -20,27 +20,41 @@ an error that names the member. Without the check, it would fail later, or lose 
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import threading
-import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import partial, wraps
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import agents  # noqa: F401  # first and whole: its parts do not wait for another thread's import
+from agents import Agent, FunctionTool, Handoff, RunConfig
+from agents import tool as tools
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import ModelResponse, TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
 from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
-from agents.models.interface import Model
+from agents.models.interface import Model, ModelProvider
 from agents.result import RunResultStreaming
+from agents.run_config import _coerce_run_config
+from agents.run_internal import run_loop, tool_actions, tool_execution, turn_resolution
+from agents.run_internal.turn_preparation import validate_run_hooks
 from agents.run_state import RunState
-from agents.tool import _FailureHandlingFunctionToolInvoker
+from agents.tool import _FunctionToolInvocationResult
 from agents.usage import (
     Usage,
     _attach_normalized_usage,
@@ -127,12 +141,9 @@ def sdk_store(
     return ScopedStore(database, limits)
 
 
-def usage_of(state: RunState[Any, Any]) -> Usage | None:
-    """Returns the usage of a run that is about to be resumed; the run adds to it.
-
-    Returns None if a release of the SDK keeps it elsewhere.
-    """
-    return getattr(getattr(state, "_context", None), "usage", None)
+def context_of(state: RunState[Any, Any]) -> Any:
+    """Returns the context of a run that is about to be resumed; its usage is that of the run."""
+    return state._context
 
 
 @asynccontextmanager
@@ -440,7 +451,148 @@ def _constructor_is_known(engine: AsyncEngine) -> bool:
     return _known_constructors[kind]
 
 
-# ---- models, tools and handoffs, for runs that are recorded ----
+# ---- where the SDK's runner calls models and tools, for runs that are recorded ----
+
+
+class Recorder(ModelProvider):
+    """Is asked by the SDK's runner for each model and around each tool of a run.
+
+    A `RunConfig` carries it as its model provider, so only runs with that configuration meet it:
+    the run itself and the agents that it uses as tools, but not the runs of its guardrails.
+    """
+
+    def __init__(self, provider: ModelProvider) -> None:
+        self.provider: ModelProvider = provider
+
+    def get_model(self, model_name: str | None) -> Model:
+        return self.provider.get_model(model_name)
+
+    async def aclose(self) -> None:
+        await self.provider.aclose()
+
+    def around(self, model: Model, agent: Agent[Any], config: RunConfig) -> Model:
+        """Returns the model that the runner calls in place of `model`."""
+        raise NotImplementedError
+
+    async def invoke(self, tool: FunctionTool, context: Any, call: ToolCall) -> ToolAnswer:
+        """Returns the output of a function tool. `call` runs the tool."""
+        raise NotImplementedError
+
+    async def invoke_custom(
+        self, context: Any, arguments: str, call: Callable[[Any, str], Any]
+    ) -> Any:
+        """Returns the output of a custom tool."""
+        raise NotImplementedError
+
+
+class ToolAnswer(NamedTuple):
+    """The output of a function tool.
+
+    `raised` is true if it is the text of an error, and `is_default` if the SDK wrote that text.
+    """
+
+    output: Any
+    raised: bool = False
+    is_default: bool = False
+
+
+ToolCall: TypeAlias = Callable[[], Awaitable[ToolAnswer]]
+
+
+class Silence:
+    """An answer of run hooks by which the hooks of the agent are not called either."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield from ()
+
+
+_raised: ContextVar[list[BaseException] | None] = ContextVar("raised", default=None)
+"""The errors that the SDK has turned into the output of the tool that works."""
+
+
+def _recorder(config: Any) -> Recorder | None:
+    provider = getattr(config, "model_provider", None)
+    return provider if isinstance(provider, Recorder) else None
+
+
+def _get_model(original: Any, agent: Any, run_config: Any) -> Any:
+    model, recorder = original(agent, run_config), _recorder(run_config)
+    return model if recorder is None else recorder.around(model, agent, run_config)
+
+
+async def _invoke(original: Any, *, function_tool: Any, context: Any, arguments: str) -> Any:
+    async def call() -> ToolAnswer:
+        errors: list[BaseException] = []
+        token = _raised.set(errors)
+        try:
+            result = await original(
+                function_tool=function_tool, context=context, arguments=arguments
+            )
+        finally:
+            _raised.reset(token)
+        is_default = result.is_sdk_generated_error
+        return ToolAnswer(result.output, bool(errors) or is_default, is_default)
+
+    recorder = _recorder(context.run_config)
+    answer = await (call() if recorder is None else recorder.invoke(function_tool, context, call))
+    return _FunctionToolInvocationResult(answer.output, answer.is_default)
+
+
+async def _error_text(original: Any, *, error: Any, **given: Any) -> Any:
+    errors = _raised.get()
+    if errors is not None:
+        errors.append(error)
+    return await original(error=error, **given)
+
+
+async def _execute_custom(original: Any, *, call: Any, config: Any, **given: Any) -> Any:
+    recorder = _recorder(config)
+    if recorder is not None:
+        tool = copy.copy(call.custom_tool)
+        invoke = tool.on_invoke_tool
+
+        async def recorded(context: Any, arguments: str) -> Any:
+            return await recorder.invoke_custom(context, arguments, invoke)
+
+        tool.on_invoke_tool = recorded
+        call = replace(call, custom_tool=tool)
+    return await original(call=call, config=config, **given)
+
+
+async def _gather(original: Any, *awaitables: Any, **given: Any) -> Any:
+    if not any(isinstance(each, Silence) for each in awaitables):
+        return await original(*awaitables, **given)
+    for each in awaitables:
+        if inspect.iscoroutine(each):
+            each.close()
+    return tuple(None for _ in awaitables)
+
+
+INTERCEPTED: Sequence[tuple[Any, str, Any]] = (
+    (run_loop, "get_model", _get_model),
+    (tool_execution, "_invoke_function_tool_with_metadata", _invoke),
+    (tools, "maybe_invoke_function_tool_failure_error_function", _error_text),
+    (tool_actions.CustomToolAction, "execute", _execute_custom),
+    *(
+        (module, "gather_with_cancel", _gather)
+        for module in (run_loop, turn_resolution, tool_execution, tool_actions)
+    ),
+)
+"""Functions of the SDK's runner, and the functions that are called in their place."""
+
+
+def _intercept() -> None:
+    """A run without a `Recorder` only looks for one, and then goes on as if it was not there."""
+    _refuse(
+        f"its runner has no {name} in {place.__name__}"
+        for place, name, _ in INTERCEPTED
+        if not hasattr(place, name)
+    )
+    for place, name, around in INTERCEPTED:
+        setattr(place, name, partial(around, getattr(place, name)))
+
+
+_intercept()
 
 
 class ModelAround(Model):
@@ -508,46 +660,41 @@ def response_of(event: Any, items: list[Any]) -> ModelResponse | None:
     return ModelResponse(list(whole.output or items), usage, whole.id, request_id)
 
 
-class _AnsweringFirst(_FailureHandlingFunctionToolInvoker):
-    """The SDK treats functions of its decorator by the type of their invoker."""
-
-    _answer: Any
-
-    async def __call__(self, ctx: Any, input: str) -> Any:  # noqa: A002  # as in the SDK
-        return await self._answer(super().__call__, ctx, input)
+def is_agent(tool: FunctionTool) -> bool:
+    """Returns whether a tool runs an agent, which can pause inside the call."""
+    return tool._is_agent_tool
 
 
-def answering_first(invoke: Any, answer: Callable[[Any, Any, str], Awaitable[Any]]) -> Any:
-    """Returns a function to invoke a tool that calls `answer` with `invoke` and its arguments."""
-    if isinstance(invoke, _FailureHandlingFunctionToolInvoker):
-        found = _AnsweringFirst.__new__(_AnsweringFirst)
-        vars(found).update(vars(invoke), _answer=answer)
-        return found
-
-    async def call(called: Any, context: Any, arguments: str) -> Any:
-        result = called(context, arguments)
-        return await result if inspect.isawaitable(result) else result
-
-    @wraps(invoke)
-    async def answered(context: Any, arguments: str) -> Any:
-        return await answer(partial(call, invoke), context, arguments)
-
-    return answered
+def run_config_of(config: Any) -> RunConfig:
+    """Returns what the runner makes of its argument `run_config`; None gives the defaults."""
+    return RunConfig() if config is None else _coerce_run_config(config)
 
 
-def retarget(handoff: Any, change: Callable[[Any], Any]) -> None:
-    """Changes the agent by which a stored state finds the target of a handoff."""
-    target = handoff._agent_ref and handoff._agent_ref()
-    if target is not None:
-        handoff._agent_ref = weakref.ref(change(target))
+def failure_of(result: RunResultStreaming) -> BaseException | None:
+    """Returns the error of a stream whose run has ended, if its consumer has not met it yet."""
+    result._check_errors()  # type: ignore[no-untyped-call]  # as in the SDK
+    return result._stored_exception
 
 
 def was_cancelled(result: RunResultStreaming) -> bool:
     return result._cancel_mode != "none"
 
 
-def set_last_agent(result: Any, agent: Any) -> None:
-    if hasattr(result, "current_agent"):
-        result.current_agent = agent
-    else:
-        result._last_agent = agent
+def check_runner_options(options: dict[str, Any]) -> None:
+    """Raises what the runner raises for its arguments `hooks` and `run_config`."""
+    validate_run_hooks(options.get("hooks"))
+    run_config_of(options.get("run_config"))
+
+
+def agent_named(agent: Agent[Any], name: str) -> Agent[Any] | None:
+    """Returns the agent of this name that an agent can hand off to, or None."""
+    known, found = {id(agent)}, [agent]
+    for each in found:
+        for handoff in each.handoffs:
+            target: Any = handoff
+            if isinstance(handoff, Handoff):
+                target = handoff._agent_ref and handoff._agent_ref()
+            if target is not None and id(target) not in known:
+                known.add(id(target))
+                found.append(target)
+    return next((each for each in found if each.name == name), None)

@@ -6,8 +6,8 @@ that say what was wrong. Database errors are not wrapped: they are raised as SQL
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from .text import escaped, quoted
 
@@ -183,23 +183,41 @@ class SessionPausedError(SessionMetadataError, RuntimeError):
 
 
 class SessionBusyError(SessionMetadataError, RuntimeError):
-    """Another run of the session works or is interrupted, or this run has lost its lease.
+    """Another run of the session works or is interrupted.
 
     Attributes:
         session_id: The session's id.
-        lost: Whether this run has lost its lease. It cannot write history or state any more.
     """
 
-    def __init__(self, session_id: str, *, lost: bool = False) -> None:
+    def __init__(self, session_id: str, problem: str | None = None) -> None:
         self.session_id = session_id
-        self.lost = lost
-        problem = "has a run that works or is interrupted; wait for its end, or pass wait="
-        if lost:
-            problem = (
-                "is not held by this run any more: its lease has ended and another run has taken "
-                "it, or the session or its history was deleted"
-            )
-        super().__init__(f"session {quoted(session_id)} {problem}")
+        busy = "has a run that works or is interrupted; wait for its end, or pass wait="
+        super().__init__(f"session {quoted(session_id)} {problem or busy}")
+
+
+LeaseLostReason: TypeAlias = Literal["taken", "stopped", "deleted"]
+
+
+class LeaseLostError(SessionBusyError):
+    """This run does not hold its session any more. It cannot write history or state.
+
+    Attributes:
+        session_id: The session's id.
+        reason: `"taken"` if another process goes on with the run or has begun another one after
+            the lease had ended, `"stopped"` if the run was given up, `"deleted"` if its session
+            was deleted.
+    """
+
+    def __init__(self, session_id: str, reason: LeaseLostReason) -> None:
+        self.reason: LeaseLostReason = reason
+        super().__init__(session_id, _LOST[reason])
+
+
+_LOST: Mapping[LeaseLostReason, str] = {
+    "taken": "is held by another process, which has taken the run after its lease had ended",
+    "stopped": "is not held by this run any more, which was given up",
+    "deleted": "was deleted while the run worked",
+}
 
 
 class RunInterruptedError(SessionMetadataError, RuntimeError):
@@ -218,7 +236,7 @@ class RunInterruptedError(SessionMetadataError, RuntimeError):
 
 
 class RunFailedError(SessionMetadataError, RuntimeError):
-    """The run with the same key, which this call waited for, has failed.
+    """The run with the same key has failed: this call waited for it, or it was replaced.
 
     Attributes:
         session_id: The session's id.
@@ -229,6 +247,50 @@ class RunFailedError(SessionMetadataError, RuntimeError):
         self.session_id = session_id
         self.error = error
         super().__init__(f"the run of session {quoted(session_id)} failed: {error}")
+
+
+class RunCancelledError(SessionMetadataError, RuntimeError):
+    """The run with the same key was given up. To begin anew, use another key.
+
+    Attributes:
+        session_id: The session's id.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(
+            f"the run of session {quoted(session_id)} with this key was given up; use another key "
+            "to begin anew"
+        )
+
+
+class RunNotFoundError(SessionMetadataError, LookupError):
+    """The session has no run that can be decided about or resumed.
+
+    Attributes:
+        session_id: The session's id.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {quoted(session_id)} has no run that waits or can go on")
+
+
+class KeyReusedError(SessionMetadataError, ValueError):
+    """The key of a request was used before with another input or another agent.
+
+    Attributes:
+        session_id: The session's id.
+        key: The key.
+    """
+
+    def __init__(self, session_id: str, key: str) -> None:
+        self.session_id = session_id
+        self.key = key
+        super().__init__(
+            f"key {quoted(key)} was used in session {quoted(session_id)} with another input or "
+            "another agent; use a new key for each request"
+        )
 
 
 class StateVersionError(SessionMetadataError, RuntimeError):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from agents import (
     Agent,
+    CustomTool,
     FunctionTool,
+    Handoff,
     Model,
     ModelResponse,
     MultiProvider,
@@ -27,7 +31,6 @@ from .catalog import SessionCatalog
 from .errors import SessionNotFoundError
 from .history.pairs import OUTPUT_OF
 from .history.rewind import check_not_encrypted
-from .runs.journal import Copies
 from .text import quoted
 
 Item: TypeAlias = "dict[str, Any]"
@@ -284,29 +287,55 @@ class _Tape(Model):
         return _EndedError(reason)
 
 
-class _Copies(Copies):
+class _Copies:
     """Copies of agents whose tools return recorded outputs."""
 
     def __init__(self, tape: _Tape) -> None:
-        super().__init__(None)
         self._tape = tape
+        self._copies: dict[int, Agent[Any]] = {}
 
-    def adapt(self, copied: Agent[Any]) -> None:
+    def of(self, agent: Any) -> Any:
+        if not isinstance(agent, Agent) or any(agent is each for each in self._copies.values()):
+            return agent
+        if id(agent) in self._copies:
+            return self._copies[id(agent)]
+        copied = self._copies[id(agent)] = copy.copy(agent)
+        copied.tools = [self._tool(tool) for tool in agent.tools]
+        copied.handoffs = [self._handoff(each) for each in agent.handoffs]
         copied.input_guardrails, copied.output_guardrails, copied.hooks = [], [], None
+        if agent.mcp_servers:
+            shadowed: Any = copied
+            shadowed.get_mcp_tools = partial(self._mcp_tools, copied.get_mcp_tools)
+        return copied
 
-    def tool(self, tool: Any) -> Any:
-        copied = super().tool(tool)
-        if copied is not tool:
-            copied.needs_approval = False
-        if isinstance(tool, FunctionTool):
+    async def _mcp_tools(self, get: Any, context: Any) -> list[Any]:
+        return [self._tool(tool) for tool in await get(context)]
+
+    def _tool(self, tool: Any) -> Any:
+        if not isinstance(tool, (FunctionTool, CustomTool)):
+            return tool
+        copied = copy.copy(tool)
+        copied.on_invoke_tool, copied.needs_approval = self._answer, False
+        if isinstance(copied, FunctionTool):
             copied.tool_input_guardrails = copied.tool_output_guardrails = None
         return copied
 
-    async def answer(self, invoke: Any, context: Any, arguments: str) -> Any:  # noqa: ARG002  # not run
+    async def _answer(self, context: Any, arguments: str) -> Any:  # noqa: ARG002  # not run
         output = self._tape.outputs[context.tool_call_id]
         if not isinstance(output, list):
             return output
         return [{**part, "type": part["type"].removeprefix("input_")} for part in output]
+
+    def _handoff(self, handoff: Any) -> Any:
+        if not isinstance(handoff, Handoff):
+            return self.of(handoff)
+        copied, invoke = copy.copy(handoff), handoff.on_invoke_handoff
+
+        async def hand_off(context: Any, arguments: str) -> Any:
+            return self.of(await invoke(context, arguments))
+
+        copied.on_invoke_handoff = hand_off
+        return copied
 
 
 def _turns(items: Iterable[Item]) -> Iterable[_Turn]:

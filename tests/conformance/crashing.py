@@ -209,6 +209,6 @@ async def _check_end(
     # A call that was killed between its return and its commit has run again, with the same id.
     assert sum(calls.values()) - len(calls) <= 3 * kills
     assert (await SessionRuns(catalog).list()).runs == []
-    assert await catalog.get_metadata("chat") == {}
+    assert await catalog.get_metadata("chat") == {"agent": "first", "run": "completed"}
     page = await SessionRuns(catalog).decisions("chat")
     assert {each.by for each in page} == {"greta"}

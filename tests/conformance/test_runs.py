@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from agents_session_metadata import (
     InvalidCursorError,
+    LeaseLostError,
     RunFailedError,
     RunInterruptedError,
     SessionBusyError,
@@ -127,7 +128,7 @@ async def test_a_run_is_runner_run(runs, shop) -> None:
     assert run.result.last_agent.name == "shop"
     assert shape(run.result.to_input_list()) == await history(runs)
     assert await history(runs) == ["user", "function_call c1", "function_call_output c1", "message"]
-    assert await runs.catalog.get_metadata("chat") == {}
+    assert await runs.catalog.get_metadata("chat") == {"agent": "shop", "run": "completed"}
     assert (await runs.list()).runs == []
 
 
@@ -146,7 +147,7 @@ async def test_another_run_waits_its_turn(runs, shop) -> None:
     agent = shop.agent(["look c1"], "One")
     first = await start(runs, shop, agent)
     assert await statuses(runs) == ["running"]
-    assert await runs.catalog.get_metadata("chat") == {"run": "running"}
+    assert await runs.catalog.get_metadata("chat") == {"agent": "shop", "run": "running"}
     with pytest.raises(SessionBusyError):
         await runs.run("chat", shop.agent("Two"), "Hello")
     second = asyncio.create_task(runs.run("chat", shop.agent("Two"), "Hello", wait=60))
@@ -197,9 +198,9 @@ async def test_who_has_lost_the_lease_writes_nothing(runs, shop) -> None:
     assert (await runs.run("chat", other, "Hello", interrupted="discard")).final_output == "Won"
     after = await history(runs)
     shop.gate.set()
-    with pytest.raises(SessionBusyError) as caught:
+    with pytest.raises(LeaseLostError) as caught:
         await task
-    assert caught.value.lost
+    assert caught.value.reason == "stopped"
     assert await history(runs) == after
     assert after == [*before, "user", "message"]
 
@@ -208,8 +209,10 @@ async def test_a_lost_lease_cancels_the_run_at_its_next_renewal(catalog, shop) -
     runs = SessionRuns(catalog, lease=timedelta(seconds=1))
     task = await start(runs, shop, shop.agent(["look c1"], "Lost"))
     await expire(runs)
-    with pytest.raises(SessionBusyError):
+    await runs.discard("chat")
+    with pytest.raises(LeaseLostError) as caught:
         await task
+    assert caught.value.reason == "stopped"
 
 
 async def test_a_lease_is_renewed(catalog, shop) -> None:
@@ -225,8 +228,9 @@ async def test_a_deleted_session_ends_its_run(runs, shop) -> None:
     task = await start(runs, shop, shop.agent(["look c1"], "Lost"))
     assert await runs.catalog.delete_session("chat")
     shop.gate.set()
-    with pytest.raises(SessionBusyError):
+    with pytest.raises(LeaseLostError) as caught:
         await task
+    assert caught.value.reason == "deleted"
     assert await runs.catalog.get_session("chat") is None
     assert await statuses(runs) == []
 
@@ -281,8 +285,10 @@ async def test_who_waited_for_a_key_hears_of_its_failure(runs, shop) -> None:
         await first
     with pytest.raises(RunFailedError, match="no connection"):
         await second
+    shop.fails = False
     later = await runs.run("chat", shop.agent("New"), "Hi", key="k")
     assert later.final_output == "New"
+    assert shop.calls == ["look c1", "fetch c2", "fetch c2"]
 
 
 async def test_the_same_key_goes_on_after_a_crash(runs, shop) -> None:
@@ -313,7 +319,7 @@ async def test_an_interrupted_run_refuses_another_one(runs, shop) -> None:
     await interrupt(runs, shop, shop.agent(["look c1"]))
     with pytest.raises(RunInterruptedError):
         await runs.run("chat", shop.agent("New"), "Hello")
-    assert await runs.catalog.get_metadata("chat") == {"run": "running"}
+    assert await runs.catalog.get_metadata("chat") == {"agent": "shop", "run": "running"}
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -350,7 +356,7 @@ async def test_a_failed_run_goes_on_where_it_failed(runs, shop) -> None:
     [info] = (await runs.list("failed")).runs
     assert (info.status, info.agent) == ("failed", "shop")
     assert "no connection" in info.error
-    assert await runs.catalog.get_metadata("chat") == {"run": "failed"}
+    assert await runs.catalog.get_metadata("chat") == {"agent": "shop", "run": "failed"}
     shop.fails = False
     before = len(hooks.seen)
     run = await runs.resume("chat", shop.agent("Done"), hooks=hooks)
@@ -453,7 +459,7 @@ async def test_a_run_waits_for_an_approval_and_goes_on_elsewhere(shared_database
     assert json.loads(call.arguments) == {"place": "c2"}
     [info] = (await runs.list("waiting")).runs
     assert info.pending == run.interruptions == info.undecided
-    assert await runs.catalog.get_metadata("chat") == {"run": "waiting"}
+    assert await runs.catalog.get_metadata("chat") == {"agent": "shop", "run": "waiting"}
     with pytest.raises(SessionPausedError):
         await runs.run("chat", shop.agent("New"), "Hello")
     elsewhere = SessionRuns(SessionCatalog(shared_database.engine()))
@@ -561,7 +567,7 @@ async def test_discard_keeps_items_but_calls_without_output(runs, shop) -> None:
         *["user", "function_call c1", "function_call_output c1"],
         *["function_call c2", "function_call_output c2"],
     ]
-    assert await runs.catalog.get_metadata("chat") == {}
+    assert await runs.catalog.get_metadata("chat") == {"agent": "shop"}
     assert await statuses(runs) == []
 
 
@@ -582,14 +588,13 @@ async def test_a_state_of_another_version_stays(runs, shop) -> None:
 async def test_a_run_that_waits_stays_if_the_agent_is_another(runs, shop, durable) -> None:
     await runs.run("chat", shop.agent(["pay c1"]), "Hi", durable=durable)
     await runs.decide("chat", "c1", approve=True)
-    with pytest.raises(UserError, match="not found"):
+    with pytest.raises(SessionChangedError, match="began with agent 'shop', not 'other'"):
         await runs.resume("chat", Agent(name="other", model=ScriptedModel([])))
-    if durable:
-        with pytest.raises(Exception, match="not found"):
-            await runs.resume("chat", Agent(name="shop", model=ScriptedModel([])))
+    with pytest.raises(SessionChangedError, match="'pay'"):
+        await runs.resume("chat", Agent(name="shop", model=ScriptedModel([])))
     [run] = (await runs.list("waiting")).runs
     assert [call.decision is not None for call in run.pending] == [True]
-    assert await runs.catalog.get_metadata("chat") == {"run": "waiting"}
+    assert await runs.catalog.get_metadata("chat") == {"agent": "shop", "run": "waiting"}
     with pytest.raises(SessionPausedError):
         await runs.run("chat", shop.agent("Done"), "Next")
     assert (await runs.resume("chat", shop.agent("Done"))).final_output == "Done"
@@ -659,7 +664,11 @@ async def test_a_scope(everyone, shop) -> None:
     await all_runs.decide("theirs-0", "c1", approve=True)
     assert await runs.decisions() == []
     await runs.run("new", shop.agent("Done"), "Hi")
-    assert await everyone.get_metadata("new") == {"owner_id": "mine"}
+    assert await everyone.get_metadata("new") == {
+        "agent": "shop",
+        "owner_id": "mine",
+        "run": "completed",
+    }
     await all_runs.discard("theirs-0")
 
 

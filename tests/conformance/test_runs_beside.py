@@ -113,23 +113,23 @@ class Beside:
 
 
 BUSY, PAUSED = SessionBusyError, SessionPausedError
-EXPORTED = (["created_at", "metadata", "session_id", "updated_at"], {})
+EXPORTED = (["created_at", "metadata", "session_id", "updated_at"], {"agent": "shop"})
 REFUSED = (409, "false")
 TABLE: dict[str, tuple[Any, ...]] = {
     #         running, interrupted, waiting, failed, none
     "run": (BUSY, RunInterruptedError, PAUSED, "New", "New"),
-    "resume": (BUSY, "Done", ["c2"], "Done", LookupError),
+    "resume": (BUSY, "Done", ["c2"], "Done", "Before"),
     "decide": (BUSY, RunInterruptedError, (), LookupError, LookupError),
     "rewind": (BUSY, BUSY, PAUSED, True, True),
     "fork": (BUSY, BUSY, PAUSED, False, False),
     "fork_before": (BUSY, BUSY, PAUSED, False, False),
     "append": (REFUSED, REFUSED, REFUSED, (200, None), (200, None)),
-    "add_items": (BUSY, *[SessionChangedError] * 3, LookupError),
+    "add_items": (BUSY, *[SessionChangedError] * 3, "Before"),
     "clear": ([], [], [], [], []),
     "delete": ([], [], [], [], []),
     "delete_sessions": (0, 0, 0, 1, 1),
     "export": (EXPORTED,) * 5,
-    "replace": (([], {}),) * 5,
+    "replace": (([], {"agent": "shop"}),) * 5,
 }
 
 

@@ -15,7 +15,7 @@ from mcp.types import CallToolResult, TextContent, Tool
 from openai.types.responses import ResponseCustomToolCall
 
 from agents_session_metadata import SessionRuns
-from agents_session_metadata.runs.journal import dump_output, load_output
+from agents_session_metadata.runs.record import dump_output, load_output
 from conformance import raw
 from conformance.test_runs import Shop, history
 
@@ -145,7 +145,11 @@ async def test_compaction_inside_a_run(catalog) -> None:
     assert run.final_output == "Done"
     assert shop.calls == ["look c1", "fetch c2", "fetch c2"]
     assert before[0] == "user"
-    assert (await catalog.get_metadata("chat")) == {"title": "Kept"}
+    assert (await catalog.get_metadata("chat")) == {
+        "agent": "shop",
+        "run": "completed",
+        "title": "Kept",
+    }
     after = await history(runs)
     assert len(set(after)) == len(after)
     assert await catalog.session("chat").get_items() != []

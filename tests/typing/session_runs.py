@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from agents import Agent
 from typing_extensions import assert_type
@@ -11,6 +11,7 @@ from typing_extensions import assert_type
 from agents_session_metadata import (
     Budget,
     Decision,
+    LeaseLostError,
     PendingCall,
     Remaining,
     RunFailedError,
@@ -55,8 +56,11 @@ async def check(
 
 
 def check_errors(
-    busy: SessionBusyError, interrupted: RunInterruptedError, failed: RunFailedError
+    busy: SessionBusyError,
+    lost: LeaseLostError,
+    interrupted: RunInterruptedError,
+    failed: RunFailedError,
 ) -> None:
     """Errors say of which session."""
     assert_type([busy.session_id, interrupted.session_id, failed.error], list[str])
-    assert_type(busy.lost, bool)
+    assert_type(lost.reason, Literal["taken", "stopped", "deleted"])

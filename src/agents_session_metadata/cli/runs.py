@@ -19,7 +19,7 @@ from .options import SESSION, YES, argument, confirm, flag, option, parse_value,
 from .output import Answer, Pages, Table, counted, hint, nothing, number, shown
 
 if TYPE_CHECKING:
-    from agents_session_metadata.runs.records import RunInfo
+    from agents_session_metadata.runs.approvals import RunInfo
 
 
 _DAY = click.DateTime(["%Y-%m-%d"])
@@ -44,7 +44,7 @@ async def runs(
     pages: Pages = options.paging("runs", 20),
 ) -> Answer:
     """List runs that work, wait for an approval, were interrupted or failed, newest first."""
-    from agents_session_metadata.runs.records import STATUSES
+    from agents_session_metadata.runs.approvals import STATUSES
     from agents_session_metadata.runs.runs import SessionRuns
 
     if status not in (None, *STATUSES):

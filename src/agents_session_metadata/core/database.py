@@ -44,6 +44,11 @@ RETRY_DELAYS = tuple(0.01 * 2**attempt for attempt in range(9))
 """Seconds between attempts, before jitter: ten attempts within about five seconds."""
 RECONNECT_DELAYS = (0.1, 0.5, 2.0)
 """Seconds between attempts of a write that `insist` repeats."""
+FAILURES = (SQLAlchemyError, OSError, asyncio.TimeoutError)
+"""The errors of a database that cannot be reached, or fails, by SQLAlchemy or by the driver.
+
+Before Python 3.11, `asyncio.TimeoutError` is not an `OSError`.
+"""
 
 
 _abandoned: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
@@ -75,7 +80,7 @@ async def insist(write: Callable[[], Awaitable[T]]) -> T:
     for delay in RECONNECT_DELAYS:
         try:
             return await write()
-        except (SQLAlchemyError, OSError, asyncio.TimeoutError):
+        except FAILURES:
             logger.warning("a write failed, and is tried again in %s s", delay, exc_info=True)
         await asyncio.sleep(delay)
     return await write()

@@ -103,6 +103,8 @@ class Dialect:
     creation_race_codes: ClassVar[frozenset[object]] = frozenset()
     """Error codes for a CREATE that failed because another process ran the same one first."""
     transient_codes: ClassVar[frozenset[object]] = frozenset()
+    held_codes: ClassVar[frozenset[object]] = frozenset()
+    """Error codes for a row that another transaction has locked. Empty if rows are not locked."""
     describe_ids: ClassVar[str]
     """A query for the fields of `IdColumn`."""
 
@@ -148,7 +150,7 @@ class Dialect:
         statement = self.insert(table)
         return statement.on_conflict_do_update(
             index_elements=list(table.primary_key.columns),
-            set_=replacements(statement.excluded, replaced),
+            set_=replacements(table, statement.excluded, replaced),
         )
 
     def upsert_reading(
@@ -349,9 +351,10 @@ def names_of(table: Table) -> tuple[str, ...]:
     return tuple(column.name for column in table.c if column.server_default is None)
 
 
-def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:
+def replacements(table: Table, new: Any, replaced: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {name: new[name] for name in replaced}
-    values["updated_at"] = func.current_timestamp()
+    if "updated_at" in table.c:
+        values["updated_at"] = func.current_timestamp()
     return values
 
 

@@ -188,6 +188,7 @@ class MySQL(Dialect):
     transactional_ddl = False
     # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready
     transient_codes = frozenset({1213, 1205, 1020, 1047})
+    held_codes = frozenset({3572, 1205})
     # table exists, trigger exists, duplicate key name, duplicate foreign key name (in its two
     # forms); and no such table, when another process has just given it its name
     creation_race_codes = frozenset({1050, 1061, 1826, 1005, 1684, 1213, 1146, 1359})
@@ -224,7 +225,7 @@ class MySQL(Dialect):
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = mysql.insert(table)
-        return statement.on_duplicate_key_update(replacements(statement.inserted, replaced))
+        return statement.on_duplicate_key_update(replacements(table, statement.inserted, replaced))
 
     def literal(self, text: str) -> str:
         # What a backslash or a byte means depends on the mode and on the client's character set.

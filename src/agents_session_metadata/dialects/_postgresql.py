@@ -112,6 +112,7 @@ class PostgreSQL(Dialect):
     write_isolation = "READ COMMITTED"
     # serialization failure, deadlock
     transient_codes = frozenset({"40001", "40P01"})
+    held_codes = frozenset({"55P03"})
     lost_statement_codes = frozenset({"26000"})
     # duplicate table, duplicate object, and the unique index of the catalog behind both
     creation_race_codes = frozenset({"42P07", "42710", "23505"})

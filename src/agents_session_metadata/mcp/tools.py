@@ -10,7 +10,7 @@ from typing import Literal
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
-from agents_session_metadata.runs.records import PendingCall, RunInfo
+from agents_session_metadata.runs.approvals import PendingCall, RunInfo
 from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.types import ItemInfo, JSONObject, SearchHit, SearchPage, SessionInfo
 

@@ -4,7 +4,7 @@
 |---|---|
 | `…_runs` | the run of a session: its lease, its input, its state at a pause |
 | `…_run_steps` | an answer of the model or an output of a tool, until the run pauses or ends |
-| `…_run_keys` | the outcome of a run that was started with a key |
+| `…_run_keys` | the outcome of a run, by the hash of its key; `""` for the last run without one |
 | `…_run_decisions` | a decision about a call; the session's id is NULL after it was deleted |
 
 All times are microseconds since 1970 by the database's clock. Whoever writes the row of a run locks
@@ -61,6 +61,10 @@ RUNS = "runs"
 RUNNING, WAITING, FAILED = "running", "waiting", "failed"
 INTERRUPTED = "interrupted"
 """The status of a run that is stored as `running` and whose lease has ended."""
+COMPLETED = "completed"
+"""The status of the last run of a session, in its metadata, after the run has finished."""
+CANCELLED = "cancelled"
+"""The status of the outcome of a run that was given up."""
 
 
 def define(make: TableMaker) -> None:
@@ -83,6 +87,7 @@ def define(make: TableMaker) -> None:
         Column("progress", types.text, nullable=False),
         # The newest item after the last write of the run.
         Column("last_item", BigInteger, nullable=False),
+        Column("pause", Integer),
         Index(derived_name(runs_name, "_order_idx"), "started_at", "session_id"),
     )
     # To the run, not to the session: adding a step need not lock the session.
@@ -106,6 +111,8 @@ def define(make: TableMaker) -> None:
         Column("run_id", String(32), nullable=False),
         Column("ended_at", BigInteger, nullable=False),
         Column("outcome", types.text, nullable=False),
+        Column("status", String(16)),
+        Index(derived_name(keys_name, "_time_idx"), "ended_at"),
     )
     make.kept(
         decisions_name,
@@ -117,12 +124,18 @@ def define(make: TableMaker) -> None:
         Column("message", types.text),
         Column("decided_by", types.text),
         Column("decided_at", BigInteger, nullable=False),
+        Column("pause", Integer),
+        Column("always", Boolean),
         Index(derived_name(decisions_name, "_time_idx"), "decided_at"),
     )
 
 
 def runs_table(tables: SessionTables) -> Table:
     return tables.group(RUNS).tables[0]
+
+
+def keys_table(tables: SessionTables) -> Table:
+    return tables.group(RUNS)["_run_keys"]
 
 
 def status_of(runs: FromClause, dialect: Dialect) -> ColumnElement[str]:
@@ -170,17 +183,63 @@ def _end(database: Database, connection: Connection, session_id: str) -> None:
 
 def give_up(database: Database, connection: Connection, session_id: str) -> None:
     """Ends the run of a locked session. Its items stay, except calls without an output."""
-    tables = database.tables
-    runs = runs_table(tables)
-    own = select(runs.c.progress).where(runs.c.session_id == session_id)
-    progress = connection.scalar(own)
-    if progress is None:
+    runs = runs_table(database.tables)
+    columns = runs.c.progress, runs.c.run_key, runs.c.run_id, runs.c.status
+    row: Any = connection.execute(select(*columns).where(runs.c.session_id == session_id)).first()
+    if row is None:
         return
-    first = json.loads(progress)["first"]
+    first = json.loads(row.progress)["first"]
     items = read_history(database, connection, session_id, after=first)
     ids = [items[position].item_id for position in unanswered([each.item for each in items])]
     delete_messages(database, connection, session_id, ids)
     _end(database, connection, session_id)
+    if row.status != FAILED or row.run_key is None:
+        keep_outcome(database, connection, session_id, row, "{}", CANCELLED)
+
+
+# ---- outcomes of runs that have ended ----
+
+_SWEPT = 20
+"""The most outcomes that one write of the table deletes."""
+
+
+def keep_outcome(
+    database: Database,
+    connection: Connection,
+    session_id: str,
+    row: Any,
+    outcome: str,
+    status: str | None = None,
+) -> None:
+    """Stores the outcome of the run in `row`, which ends now."""
+    keys, dialect = keys_table(database.tables), database.dialect
+    values = {"session_id": session_id, "run_key": row.run_key or "", "run_id": row.run_id}
+    columns = "run_id", "ended_at", "outcome", "status"
+    upsert = dialect.upsert(keys, columns).values(ended_at=dialect.now())
+    connection.execute(upsert, {**values, "outcome": outcome, "status": status})
+
+
+def sweep_outcomes(database: Database, connection: Connection, keep: int) -> None:
+    """Deletes some outcomes that are older than `keep` microseconds, of any session."""
+    keys = keys_table(database.tables)
+    old = select(keys.c.session_id, keys.c.run_key)
+    old = old.where(keys.c.ended_at <= database.dialect.now() - keep)
+    # Those that another transaction deletes are left to it.
+    found = connection.execute(old.limit(_SWEPT).with_for_update(skip_locked=True)).all()
+    if found:
+        one = delete(keys).where(
+            keys.c.session_id == bindparam("of_session"), keys.c.run_key == bindparam("of_key")
+        )
+        connection.execute(one, [{"of_session": each[0], "of_key": each[1]} for each in found])
+
+
+def delete_outcome(
+    database: Database, connection: Connection, session_id: str, run_key: str
+) -> None:
+    keys = keys_table(database.tables)
+    connection.execute(
+        delete(keys).where(keys.c.session_id == session_id, keys.c.run_key == run_key)
+    )
 
 
 FEATURE = Feature(

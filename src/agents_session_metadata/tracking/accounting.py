@@ -35,7 +35,8 @@ class _Run:
 
     The object is kept so that no other object gets its `id()`. `started` is the usage when the run
     was first seen, `calling` the agent and model of a call in progress, and `caller` the agent that
-    last used a tool. `is_heard` is true once a hook was called for the run.
+    last used a tool. `is_heard` is true once a hook was called for the run. If `is_recorded`, each
+    answer is counted where it is recorded, and hooks count only what is recorded nowhere.
     """
 
     usage: Usage
@@ -44,6 +45,7 @@ class _Run:
     calling: tuple[str, str | None] | None = None
     caller: str | None = None
     is_heard: bool = False
+    is_recorded: bool = False
 
     @property
     def used(self) -> Tokens:
@@ -79,6 +81,25 @@ class Accounts:
         """
         self._remember(usage).caller = name
 
+    def records(self, usage: Usage) -> None:
+        """Must be called before the answers of a run are counted by `replays` and `books`."""
+        self._remember(usage).is_recorded = True
+
+    def replays(self, usage: Usage, used: Tokens) -> None:
+        """Leaves an answer out that was counted when it was recorded. The SDK counts it again."""
+        run = self._remember(usage)
+        run.started, run.counted = run.started.plus(used), run.counted.plus(used)
+
+    def books(self, usage: Usage, entry: UsageEntry) -> None:
+        """Counts an answer that is in the ledger already."""
+        run = self._remember(usage)
+        run.counted = run.counted.plus(entry.counts)
+        self._spend(entry)
+
+    def is_first_call(self, usage: Usage) -> bool:
+        run = self._remember(usage)
+        return run.counted == run.started
+
     def _remember(self, usage: Usage) -> _Run:
         now = Tokens.of(usage)
         return self._runs.setdefault(id(usage), _Run(usage, now, now))
@@ -95,7 +116,8 @@ class Accounts:
     def call_ends(self, usage: Usage, name: str, agent: Any, used: Usage) -> None:
         run = self._runs[id(usage)]
         run.calling = None
-        self._count(run, name, self.model_of(agent), Tokens.of(used))
+        if not run.is_recorded:
+            self._count(run, name, self.model_of(agent), Tokens.of(used))
 
     def tool_starts(self, usage: Usage, name: str) -> None:
         self._runs[id(usage)].caller = name
@@ -107,9 +129,10 @@ class Accounts:
             self._count_rest(run)
 
     def totals(self) -> tuple[int, Tokens]:
+        """Must be called after `take`, which counts what is not counted yet."""
         total = _NOTHING
         for run in self._runs.values():
-            total = total.plus(run.used)
+            total = total.plus(run.counted.minus(run.started))
         return len(self), total
 
     def take(self) -> list[UsageEntry]:
@@ -130,20 +153,28 @@ class Accounts:
     def _count_rest(self, run: _Run) -> None:
         # A call has gone into the usage before its hook is called. If the call was counted here in
         # the meantime, its hook counts it again, and the rest is negative the next time.
-        used = Tokens.of(run.usage)
-        if used != run.counted:
+        rest = Tokens.of(run.usage).minus(run.counted)
+        if run.is_recorded and min(rest) < 0:
+            return  # An answer was recorded, and the SDK has not counted it yet.
+        if rest != _NOTHING:
             agent, model = run.calling or (run.caller, self._model)
-            self._count(run, agent, model, used.minus(run.counted))
+            self._count(run, agent, model, rest)
 
     def _count(self, run: _Run, agent: str | None, model: str | None, used: Tokens) -> None:
         run.counted = run.counted.plus(used)
-        price, cost = self.price_of(model), None
-        if price is None:
-            self.unpriced[model] = None
+        entry = self.entry(agent, model, used)
+        self._spend(entry)
+        self.add(entry)
+
+    def entry(self, agent: str | None, model: str | None, used: Tokens) -> UsageEntry:
+        price = self.price_of(model)
+        return UsageEntry(agent, model, used, None if price is None else cost_of(used, price))
+
+    def _spend(self, entry: UsageEntry) -> None:
+        if entry.cost is None:
+            self.unpriced[entry.model] = None
         else:
-            cost = cost_of(used, price)
-            self.cost += cost
-        self.add(UsageEntry(agent, model, used, cost))
+            self.cost += entry.cost
 
 
 def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:

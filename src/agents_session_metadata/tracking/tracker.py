@@ -5,24 +5,37 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from agents import RunHooks
-from agents.tracing import get_current_trace
+from agents.tracing import get_current_span, get_current_trace
 from agents.usage import Usage
 from sqlalchemy import Connection
 
 from agents_session_metadata import keys
 from agents_session_metadata.core.database import settle
-from agents_session_metadata.errors import SessionMetadataError, TablesMissingError
+from agents_session_metadata.errors import (
+    BudgetExceededError,
+    KeyReusedError,
+    LeaseLostError,
+    RunCancelledError,
+    RunFailedError,
+    RunInterruptedError,
+    RunNotFoundError,
+    SessionBusyError,
+    SessionMetadataError,
+    SessionPausedError,
+    TablesMissingError,
+)
 from agents_session_metadata.lifecycle import Forwarding, count_of, store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
-from agents_session_metadata.usage.prices import ModelPrice, check_prices
+from agents_session_metadata.usage.prices import ModelPrice, Tokens, check_prices
 from agents_session_metadata.values import storable_text
 
 from .accounting import Accounts, added_cost
@@ -37,8 +50,35 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 MOST_TRACE_IDS = 20
 
+_REFUSALS = (
+    SessionBusyError,
+    SessionPausedError,
+    RunInterruptedError,
+    RunFailedError,
+    RunCancelledError,
+    RunNotFoundError,
+    KeyReusedError,
+)
+"""The errors of runs that did not begin."""
+
 _warned: set[str] = set()
 """Warnings that were logged in this process and are not repeated."""
+
+
+def warn_of_ledger(missing: TablesMissingError) -> None:
+    """Logs once per process that the table of the ledger is missing."""
+    if USAGE not in _warned:
+        _warned.add(USAGE)
+        logger.warning("usage is not recorded: %s", missing)
+
+
+@dataclass
+class _Time:
+    """When the first and the last hook of a run were called."""
+
+    first: float
+    last: float
+    is_over: bool = False
 
 
 class SessionTracker(RunHooks[Any]):
@@ -120,11 +160,13 @@ class SessionTracker(RunHooks[Any]):
         self._calls: list[Invocation] = []
         self._open: dict[Any, tuple[Invocation, float]] = {}
         self._failures: list[str] = []
+        self._refusal: BudgetExceededError | None = None
+        self._raised: set[tuple[int, str]] = set()
+        self._times: dict[int, _Time] = {}
         self._has_answer = False
         # Whoever the session belongs to when the model is called pays, even if it is deleted then.
         self._owner: JSONValue = None
         self._has_read_owner = False
-        self._started = self._clock()
 
     async def __aenter__(self) -> Self:
         if not self._open_blocks:
@@ -139,8 +181,11 @@ class SessionTracker(RunHooks[Any]):
         traceback: TracebackType | None,
     ) -> None:
         # A cancellation or an interrupt is somebody's wish, not a failure.
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not self._is_refusal(error):
             self._failures.append(_message_of(error))
+        if error is not None:
+            for run in self._times.values():
+                run.last = run.last if run.is_over else self._clock()
         self._open_blocks -= 1
         if not self._open_blocks:
             await settle(self._write())
@@ -150,7 +195,7 @@ class SessionTracker(RunHooks[Any]):
     ) -> None:
         if self._sees(context):
             if self._budget is not None:
-                await self._check_budget(self._budget, agent)
+                await self._check_budget(self._budget, context.usage, agent)
             elif not self._has_read_owner:
                 try:
                     await self._read_owner()
@@ -177,6 +222,8 @@ class SessionTracker(RunHooks[Any]):
 
     async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
         self._has_answer = True
+        if self._sees(context):
+            self._times[id(context.usage)].is_over = True
         await self._hooks.on_agent_end(context, agent, output)
 
     async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
@@ -193,20 +240,56 @@ class SessionTracker(RunHooks[Any]):
         await self._hooks.on_tool_start(context, agent, tool)
 
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
+        self._sees(context)
         opened = self._open.pop((id(context.usage), _call_id(context, tool)), None)
         if opened is not None:
             self._stop(*opened)
-            opened[0].ok = True
+            opened[0].ok = not self._has_failed(context, tool)
         # Also of a tool that began before the run was resumed.
         self._accounts.tool_ends(context.usage, _storable(agent.name))
         await self._hooks.on_tool_end(context, agent, tool, result)
 
+    # ---- what `SessionRuns` says of a run with these hooks ----
+
+    @property
+    def _chain(self) -> list[SessionTracker]:
+        """This tracker and the one in its `hooks`, if their blocks are open."""
+        inner = self._hooks._chain if isinstance(self._hooks, SessionTracker) else []
+        return [self, *inner] if self._open_blocks else inner
+
     def _resumes(self, usage: Usage, agent: str | None) -> None:
-        """Must be called before a paused run of an agent is resumed with these hooks."""
-        if self._open_blocks:
-            self._accounts.resumes(usage, None if agent is None else _storable(agent))
-        if isinstance(self._hooks, SessionTracker):
-            self._hooks._resumes(usage, agent)
+        """Must be called before a paused run of an agent is resumed."""
+        self._accounts.resumes(usage, None if agent is None else _storable(agent))
+
+    def _records(self, usage: Usage) -> None:
+        """From now on, answers are counted by `_replays` and `_books`, not by hooks."""
+        self._accounts.records(usage)
+
+    def _replays(self, usage: Usage, used: Tokens) -> None:
+        self._accounts.replays(usage, used)
+
+    def _entry(self, agent: str, model: str | None, used: Tokens) -> UsageEntry:
+        named = model if self._model is None else self._model
+        return self._accounts.entry(_storable(agent), named, used)
+
+    def _books(self, usage: Usage, entry: UsageEntry) -> None:
+        """Counts an answer that is in the ledger."""
+        self._accounts.books(usage, entry)
+
+    def _fails(self, context: Any, tool: Any) -> None:
+        """Says that a tool has raised whose end the hooks hear next."""
+        self._raised.add((id(context.usage), _call_id(context, tool)))
+
+    def _has_failed(self, context: Any, tool: Any) -> bool:
+        """The SDK tells hooks only the text of an error, but while tracing is on, its span more."""
+        span = get_current_span()
+        known = (id(context.usage), _call_id(context, tool)) in self._raised
+        return known or (span is not None and span.error is not None)
+
+    def _is_refusal(self, error: Exception) -> bool:
+        """Returns whether a run did not begin."""
+        is_refused = isinstance(error, _REFUSALS) and not isinstance(error, LeaseLostError)
+        return is_refused or error is self._refusal
 
     def _sees(self, context: Any) -> bool:
         """Remembers a run by its usage, which nested runs share. Returns True if it is recorded."""
@@ -219,6 +302,8 @@ class SessionTracker(RunHooks[Any]):
                     "to its end there"
                 )
             return False
+        now = self._clock()
+        self._times.setdefault(id(context.usage), _Time(now, now)).last = now
         if self._accounts.see(context.usage):
             trace = get_current_trace()
             if trace is not None and trace.trace_id not in ("", "no-op"):
@@ -233,7 +318,7 @@ class SessionTracker(RunHooks[Any]):
         if self._owner is None and self._store is not None:
             self._owner = await read_owner(self._store, self.session.session_id)
 
-    async def _check_budget(self, budget: Budget, agent: Any) -> None:
+    async def _check_budget(self, budget: Budget, usage: Usage, agent: Any) -> None:
         """Writes the usage so far before the check, so that other runs count it."""
         assert self._store is not None  # noqa: S101  # the constructor has checked it
         await settle(self._flush())
@@ -242,7 +327,13 @@ class SessionTracker(RunHooks[Any]):
         if self._accounts.price_of(model) is None:
             unpriced[model] = None
         await self._read_owner()
-        await check_budget(budget, self._store, self.session.session_id, self._owner, unpriced)
+        session_id = self.session.session_id
+        try:
+            await check_budget(budget, self._store, session_id, self._owner, unpriced)
+        except BudgetExceededError as error:
+            if self._accounts.is_first_call(usage):
+                self._refusal = error
+            raise
 
     async def _flush(self) -> None:
         """Writes the counted usage to the ledger; keeps it for later if it was not written.
@@ -291,7 +382,7 @@ class SessionTracker(RunHooks[Any]):
             keys.INPUT_TOKENS: used.input_tokens,
             keys.OUTPUT_TOKENS: used.output_tokens,
             keys.TOTAL_TOKENS: used.total_tokens,
-            keys.RUN_MS: round((self._clock() - self._started) * 1000),
+            keys.RUN_MS: round(sum(run.last - run.first for run in self._times.values()) * 1000),
         }
         for opened in self._open.values():  # No hook is called if a call fails.
             self._stop(*opened)
@@ -304,6 +395,8 @@ class SessionTracker(RunHooks[Any]):
                 stored[keys.COST] = added_cost(stored.get(keys.COST), cost)
             known = _list_of(stored, keys.AGENTS)
             stored[keys.AGENTS] = [*known, *(each for each in agents if each not in known)]
+            if agents:
+                stored.setdefault(keys.AGENT, keys.normalize_agent(next(iter(agents))))
             if trace_ids:
                 before = _list_of(stored, keys.TRACE_IDS)
                 newest = [*(each for each in before if each not in trace_ids), *trace_ids]
@@ -332,9 +425,7 @@ class SessionTracker(RunHooks[Any]):
             await store.database.ensure(USAGE)
         except TablesMissingError as missing:
             stored = await self.session.edit_metadata(change)
-            if USAGE not in _warned:
-                _warned.add(USAGE)
-                logger.warning("usage is not recorded: %s", missing)
+            warn_of_ledger(missing)
             return stored
 
         def add(connection: Connection, metadata: Metadata) -> None:

@@ -33,6 +33,7 @@ from sqlalchemy import (
     insert,
     select,
     type_coerce,
+    update,
 )
 
 from agents_session_metadata.core.definitions import (
@@ -97,14 +98,17 @@ def add_usage(
     entries: Iterable[UsageEntry],
     session_id: str | None,
     owner: JSONValue,
+    *,
+    is_placed: bool = True,
 ) -> None:
+    """If not `is_placed`, the rows belong to no item until `place_usage` is called."""
     key = owner_key(owner)
     whose = {
         "session_id": session_id,
         "owner_key": key,
         "owner_id": None if key is None else json_text(OWNER_ID, owner),
         "day": datetime.now(timezone.utc).date(),
-        "history_of": session_id,
+        "history_of": session_id if is_placed else None,
     }
     rows = [
         {
@@ -131,6 +135,25 @@ def _insertion(table: Table, messages: Table) -> Insert:
     )
     # Inline, because nobody reads the id of the row.
     return insert(table).values(item_id=newest).inline()
+
+
+def newest_usage(connection: Connection, store: ScopedStore, session_id: str) -> int:
+    """Returns the id of the newest row of a session, or 0 without one or without the table."""
+    if not store.database.has_tables(connection, USAGE):
+        return 0
+    usage = _ledger(store)
+    newest: Any = select(func.max(usage.c.id)).where(usage.c.session_id == session_id)
+    return connection.scalar(newest) or 0
+
+
+def place_usage(connection: Connection, store: ScopedStore, session_id: str, after: int) -> None:
+    """Sets the item of the rows after a row that have none to the newest item of the session."""
+    usage, messages = _ledger(store), store.database.tables.messages
+    newest: Any = select(func.max(messages.c.id + 0)).where(messages.c.session_id == session_id)
+    rows = update(usage).where(usage.c.session_id == session_id, usage.c.id > after)
+    connection.execute(
+        rows.where(usage.c.item_id.is_(None)).values(item_id=newest.scalar_subquery())
+    )
 
 
 def _named(name: str | None) -> str | None:

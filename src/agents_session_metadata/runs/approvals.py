@@ -1,14 +1,12 @@
-"""The texts that a run leaves in the database, lists of runs, and decisions about calls."""
+"""Calls that wait for approvals, decisions about them, and lists of runs."""
 
 from __future__ import annotations
 
-import base64
 import json
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeAlias
+from typing import Any
 
 from agents.exceptions import UserError
 from sqlalchemy import Connection, Table, and_, delete, insert, or_, select
@@ -19,13 +17,9 @@ from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.scope import ScopedStore
 
 from .feature import FAILED, INTERRUPTED, RUNNING, RUNS, WAITING, runs_table, status_of
-
-logger: logging.Logger = logging.getLogger(__name__)
+from .record import SEALED, Encryption
 
 STATUSES = (RUNNING, WAITING, INTERRUPTED, FAILED)
-
-Cipher: TypeAlias = Callable[[bytes], "bytes | str"]
-"""A function that encrypts or decrypts, such as a method of `cryptography.fernet.Fernet`."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -43,6 +37,7 @@ class Decision:
         message: The text that the model receives for a rejected call.
         by: The person who decided.
         at: The time of the decision, by the database's clock; aware, UTC.
+        always: Whether it also holds for further calls of this tool by this agent in this run.
     """
 
     session_id: str | None
@@ -53,6 +48,7 @@ class Decision:
     message: str | None
     by: str | None
     at: datetime
+    always: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,50 +128,6 @@ def _moment(microseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
-# ---- encryption ----
-
-_SEALED = "encrypted:"
-
-
-@dataclass(frozen=True)
-class Encryption:
-    """Texts are not encrypted without the functions."""
-
-    encrypt: Cipher | None = None
-    decrypt: Cipher | None = None
-
-    def seal(self, text: str) -> str:
-        if self.encrypt is None:
-            return text
-        secret = self.encrypt(text.encode())
-        coded = base64.b64encode(secret.encode() if isinstance(secret, str) else secret)
-        return _SEALED + coded.decode()
-
-    def open(self, text: str) -> str:
-        if not text.startswith(_SEALED):
-            return text
-        if self.decrypt is None:
-            raise ValueError("runs are stored encrypted; pass decrypt= to SessionRuns")
-        plain = self.decrypt(base64.b64decode(text.removeprefix(_SEALED)))
-        return plain if isinstance(plain, str) else plain.decode()
-
-    def dump(self, value: Any) -> str:
-        return self.seal(json.dumps(value))
-
-    def load(self, text: str) -> Any:
-        return json.loads(self.open(text))
-
-    def shown(self, text: str | None) -> str | None:
-        """Returns None for a text that cannot be decrypted, so that a list shows the others."""
-        if text is None or (self.decrypt is None and text.startswith(_SEALED)):
-            return None
-        try:
-            return self.open(text)
-        except Exception:
-            logger.warning("a text of a run was not decrypted", exc_info=True)
-            return None
-
-
 # ---- calls that wait ----
 
 
@@ -188,19 +140,34 @@ def pending_calls(items: Iterable[Any]) -> tuple[PendingCall, ...]:
 
 
 def dump_pending(calls: Iterable[PendingCall], encryption: Encryption) -> str:
-    """Only the arguments are encrypted."""
+    """Only the arguments are encrypted. Whether they are is stored beside them."""
+    is_sealed = encryption.encrypt is not None
 
-    def sealed(text: str | None) -> str | None:
-        return None if text is None else encryption.seal(text)
+    def dumped(call: PendingCall) -> dict[str, Any]:
+        found = {name: getattr(call, name) for name in ("call_id", "tool", "arguments", "agent")}
+        if is_sealed and call.arguments is not None:
+            found |= {"arguments": encryption.seal(call.arguments), "sealed": True}
+        return found
 
-    return json.dumps([(c.call_id, c.tool, sealed(c.arguments), c.agent) for c in calls])
+    return json.dumps([dumped(call) for call in calls])
 
 
 def load_pending(text: str | None, encryption: Encryption) -> list[PendingCall]:
-    return [
-        PendingCall(call_id, tool, encryption.shown(arguments), agent)
-        for call_id, tool, arguments, agent in json.loads(text or "[]")
-    ]
+    return [_loaded_call(stored, encryption) for stored in json.loads(text or "[]")]
+
+
+def _loaded_call(stored: Any, encryption: Encryption) -> PendingCall:
+    if isinstance(stored, list):  # Of 0.2.0, which marked sealed arguments in their text.
+        call_id, tool, arguments, agent = stored
+        is_sealed = arguments is not None and arguments.startswith(SEALED)
+    else:
+        call_id, tool, arguments, agent = (
+            stored[name] for name in ("call_id", "tool", "arguments", "agent")
+        )
+        is_sealed = stored.get("sealed", False)
+    return PendingCall(
+        call_id, tool, encryption.shown(arguments) if is_sealed else arguments, agent
+    )
 
 
 def dump_state(result: Any, *, strict: bool) -> dict[str, Any]:
@@ -263,7 +230,7 @@ def infos_of(
 
     def info(row: Any) -> RunInfo:
         calls = load_pending(row.pending, encryption) if row.status == WAITING else []
-        decided = decisions.get(row.session_id, {})
+        decided = decided_calls(calls, decisions.get(row.session_id, ()))
         pending = (replace(call, decision=decided.get(call.call_id)) for call in calls)
         error = encryption.shown(row.error) if row.status == FAILED else None
         moment = _moment(row.started_at)
@@ -275,18 +242,37 @@ def infos_of(
 # ---- decisions ----
 
 
+def decided_calls(
+    calls: Iterable[PendingCall], decisions: Iterable[Decision]
+) -> dict[str, Decision]:
+    """Returns the newest decision about each call, given all since the pause, oldest first."""
+    decided: dict[str, Decision] = {}
+    by_tool: dict[tuple[str | None, str | None], list[str]] = {}
+    for call in calls:
+        by_tool.setdefault((call.tool, call.agent), []).append(call.call_id)
+    for decision in decisions:
+        same = by_tool.get((decision.tool, decision.agent), ()) if decision.always else ()
+        decided |= dict.fromkeys([*same, decision.call_id], decision)
+    return decided
+
+
 def decisions_of(
     connection: Connection, database: Database, session_ids: Sequence[str]
-) -> dict[str, dict[str, Decision]]:
-    """Returns the newest decisions since the pauses of runs, by session and call id."""
+) -> dict[str, list[Decision]]:
+    """Returns the decisions since the pauses of runs, oldest first, by session.
+
+    A decision belongs to the pause whose number it has, whatever the clocks say.
+    """
     table, runs = _decisions(database), runs_table(database.tables)
     same = runs.c.session_id == table.c.session_id, runs.c.run_id == table.c.run_id
-    since = and_(*same, table.c.decided_at >= runs.c.paused_at)
+    # A pause of 0.2.0 has no number.
+    unnumbered = and_(runs.c.pause.is_(None), table.c.decided_at >= runs.c.paused_at)
+    since = and_(*same, or_(table.c.pause == runs.c.pause, unnumbered))
     chosen = table.c.session_id.in_(session_ids)
     statement = _selected(table).join(runs, since).where(chosen)
-    found: dict[str, dict[str, Decision]] = {}
+    found: dict[str, list[Decision]] = {}
     for decision in _loaded(connection.execute(statement)):
-        found.setdefault(decision.session_id or "", {})[decision.call_id] = decision
+        found.setdefault(decision.session_id or "", []).append(decision)
     return found
 
 
@@ -295,21 +281,24 @@ def _decisions(database: Database) -> Table:
 
 
 def _selected(table: Table) -> Any:
-    names = ("session_id", "call_id", "tool", "agent", "approve", "message")
+    names = ("session_id", "call_id", "tool", "agent", "approve", "message", "always")
     by, at = table.c.decided_by.label("by"), table.c.decided_at.label("at")
     columns = (table.c[name] for name in names)
-    return select(*columns, by, at).order_by(table.c.decided_at, table.c.id)
+    return select(*columns, by, at).order_by(table.c.id)
 
 
 def _loaded(rows: Any) -> list[Decision]:
-    return [Decision(**{**row._mapping, "at": _moment(row.at)}) for row in rows]
+    return [
+        Decision(**{**row._mapping, "at": _moment(row.at), "always": bool(row.always)})
+        for row in rows
+    ]
 
 
 def add_decision(
     connection: Connection, database: Database, row: Any, call: PendingCall, **values: Any
 ) -> None:
-    """`values` has `approve`, `message` and `decided_by`."""
-    values |= {"session_id": row.session_id, "run_id": row.run_id}
+    """`values` has `approve`, `message`, `always` and `decided_by`."""
+    values |= {"session_id": row.session_id, "run_id": row.run_id, "pause": row.pause}
     values |= {"call_id": call.call_id, "tool": call.tool, "agent": call.agent}
     added = insert(_decisions(database)).inline().values(decided_at=database.dialect.now())
     connection.execute(added, values)

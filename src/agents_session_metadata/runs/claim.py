@@ -1,0 +1,695 @@
+"""How a process takes the run of a session, and the lease that it then holds.
+
+A run holds its session by a token in its row. Each write of the run checks the token in a statement
+of its transaction, so whoever has lost the lease cannot write. The lease also has a time. When it
+has ended, others may take the run; as long as nobody has, the run is still held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import logging
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+from agents import Agent, Runner, RunState
+from agents.exceptions import UserError
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Delete,
+    Insert,
+    Integer,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+
+from agents_session_metadata._sdk import agent_named, check_runner_options
+from agents_session_metadata.core.database import FAILURES, settle
+from agents_session_metadata.core.messages import delete_messages
+from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
+from agents_session_metadata.core.tables import SessionTables
+from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.errors import (
+    KeyReusedError,
+    LeaseLostError,
+    LeaseLostReason,
+    RunCancelledError,
+    RunFailedError,
+    RunInterruptedError,
+    RunNotFoundError,
+    SessionBusyError,
+    SessionChangedError,
+    SessionNotFoundError,
+    SessionPausedError,
+)
+from agents_session_metadata.keys import AGENT, RUN, normalize_agent
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.text import quoted
+from agents_session_metadata.usage.ledger import newest_usage
+from agents_session_metadata.values import encode_metadata, storable_text
+
+from .approvals import PendingCall, decided_calls, decisions_of, load_pending
+from .feature import (
+    CANCELLED,
+    FAILED,
+    INTERRUPTED,
+    RUNNING,
+    RUNS,
+    WAITING,
+    delete_outcome,
+    give_up,
+    keys_table,
+    status_of,
+)
+from .record import Encryption, Progress, Record, load_final
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+Interrupted = Literal["resume", "discard"]
+Wrap = Callable[[Any], Any]
+"""A function that wraps the session of a run, for example in an `EncryptedSession`."""
+
+REPEATABLE_FOR = 10 * 60 * 1_000_000
+"""For so many microseconds after a run has finished, `resume` returns its outcome."""
+
+_RENEWALS = 3
+"""A lease is renewed this many times before it would end."""
+_POLL, _LONGEST_POLL = 0.02, 0.32
+"""Seconds between two looks at a session that is busy, which double, before jitter."""
+_LONGEST_HOLD = 2.0
+"""Seconds that a claim waits for the transaction of somebody else, even with `wait=0`."""
+
+
+@dataclass(frozen=True)
+class SessionRun:
+    """The outcome of a run.
+
+    Attributes:
+        session_id: The id of its session.
+        final_output: The final output; None if the run waits.
+        interruptions: The calls that the run waits for; empty if it has finished.
+        result: The SDK's result; None if the outcome is that of an earlier call.
+        repeated: Whether the outcome is that of an earlier call.
+    """
+
+    session_id: str
+    final_output: Any
+    interruptions: tuple[PendingCall, ...] = ()
+    result: Any = None
+    repeated: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of `run` or `stream`; of `resume` without an input."""
+
+    session_id: str
+    agent: Agent[Any]
+    wait: float
+    wrap: Wrap | None
+    strict_context: bool
+    options: dict[str, Any]
+    input: Any = None
+    key: str | None = None
+    interrupted: Interrupted | None = None
+    durable: bool = True
+    is_resume: bool = False
+    force: bool = False
+    takeover: bool = False
+
+    def __post_init__(self) -> None:
+        check_id_type(self.session_id)
+        if not isinstance(self.agent, Agent):
+            raise TypeError(f"agent must be an Agent, got {type(self.agent).__name__}")
+        if not self.wait >= 0:
+            raise ValueError(f"wait must be a number of seconds, 0 or more, got {self.wait!r}")
+        if not self.is_resume and not isinstance(self.input, (str, list)):
+            advice = "; use resume" if isinstance(self.input, RunState) else ""
+            kind = type(self.input).__name__
+            raise TypeError(f"input must be a string or a list of items, got {kind}{advice}")
+        if self.key is not None and not isinstance(self.key, str):
+            raise TypeError(f"key must be a string, got {type(self.key).__name__}")
+        if self.key == "":
+            raise ValueError("key must not be empty")
+        if self.interrupted not in (None, "resume", "discard"):
+            raise ValueError(
+                f"interrupted must be 'resume', 'discard' or None, got {quoted(self.interrupted)}"
+            )
+        _check_options(self.options)
+        if not self.is_resume:
+            check_id(self.session_id)
+
+    @property
+    def agent_name(self) -> str:
+        return storable_text(self.agent.name)
+
+    @property
+    def digest(self) -> str | None:
+        return None if self.key is None else _digest(self.key)
+
+    @property
+    def content(self) -> str:
+        return content_of(self.agent_name, self.input)
+
+
+def content_of(agent: str, given: Any) -> str:
+    """Tells requests with the same key apart."""
+    return _digest(json.dumps([agent, given], sort_keys=True))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Refuses what `Runner.run` would refuse, before anything is written."""
+    unknown = sorted(options.keys() - _runner_options())
+    if unknown:
+        names = ", ".join(sorted(_runner_options()))
+        raise TypeError(f"unknown argument {quoted(unknown[0])}; the SDK's runner takes {names}")
+    for name in ("conversation_id", "previous_response_id", "auto_previous_response_id"):
+        if options.get(name):
+            raise UserError(
+                f"{name} cannot be combined with a session, which has the whole history itself"
+            )
+    check_runner_options(options)
+
+
+@lru_cache(maxsize=1)
+def _runner_options() -> frozenset[str]:
+    known = inspect.signature(Runner.run).parameters
+    return frozenset(known) - {"starting_agent", "input", "session"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs of a `SessionRuns` have in common. Times are in microseconds."""
+
+    store: ScopedStore
+    lease: int
+    keep: int
+    encryption: Encryption
+    session: dict[str, Any]
+    """Arguments for session objects."""
+
+
+# ---- the lease ----
+
+
+class Statements:
+    """Built once per set of tables and database. `held` ones find the run of one lease only."""
+
+    def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
+        runs, steps, _, _ = tables.group(RUNS).tables
+        sessions, messages, now = tables.sessions, tables.messages, dialect.now()
+        session: Any = bindparam("of_session")
+        until: Any = now + bindparam("lease", type_=BigInteger)
+        own = runs.c.session_id == session
+        held = and_(own, runs.c.token == bindparam("of_token"))
+        # By an expression, so that no database walks through the ids of all sessions.
+        newest = func.coalesce(func.max(messages.c.id + 0), 0).label("newest")
+        in_history = messages.c.session_id == session
+        end = select(func.count().label("items"), newest).where(in_history).subquery("history")
+        written = {
+            "expires": until,
+            "progress": bindparam("new_progress"),
+            "last_item": select(newest).where(in_history).scalar_subquery(),
+        }
+        columns = [column for column in runs.c if column is not runs.c.status]
+        status = status_of(runs, dialect).label("status")
+        rows = tables.metadata
+        has_agent = exists().where(rows.c.session_id == session, rows.c.key == AGENT)
+        read = select(*columns, status, end.c["items"], end.c.newest, has_agent.label("has_agent"))
+        self.read: Select[Any] = dialect.locking(read.select_from(end.outerjoin(runs, own)))
+        self.works: Select[Any] = select(literal(1)).where(
+            own, runs.c.status == RUNNING, runs.c.expires > now
+        )
+        mine = sessions.c.session_id == session
+        self.lock_now: Select[Any] = select(sessions.c.session_id).where(mine)
+        self.lock_now = self.lock_now.with_for_update(nowait=True)
+        self.start: Insert = insert(runs).values(status=RUNNING, started_at=now, expires=until)
+        token: Any = bindparam("of_token")
+        self.take: Update = update(runs).where(own).values(status=RUNNING, token=token, **written)
+        steps_of_session = select(steps.c.number, steps.c.value).where(
+            steps.c.session_id == session
+        )
+        self.read_steps: Select[Any] = dialect.locking(steps_of_session.order_by(steps.c.number))
+        items = select(messages.c.id).where(in_history, messages.c.id > bindparam("base"))
+        self.items_since: Select[Any] = items.order_by(messages.c.id)
+        self.touch: Update = (
+            update(sessions).where(mine).values(updated_at=func.current_timestamp())
+        )
+        self.renew: Update = update(runs).where(held).values(expires=until)
+        self.write: Update = update(runs).where(held).values(**written)
+        self.stop: Update = update(runs).where(held).values(expires=0)
+        self.finish: Delete = delete(runs).where(held)
+        self.delete_steps: Delete = delete(steps).where(steps.c.session_id == session)
+        self.holder: Select[Any] = select(runs.c.token).where(own)
+        number, value = (
+            bindparam("number", type_=Integer),
+            bindparam("value", type_=steps.c.value.type),
+        )
+        # Locked: who takes the run over reads its steps when this transaction has ended.
+        holder = select(runs.c.session_id, number, value).where(held).with_for_update()
+        self.add_step: Insert = insert(steps).from_select(["session_id", "number", "value"], holder)
+
+
+@lru_cache(maxsize=256)
+def statements(tables: SessionTables, dialect: Dialect) -> Statements:
+    return Statements(tables, dialect)
+
+
+def _clock() -> float:
+    """Seconds that also pass while the machine sleeps, where the system has such a clock."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class Lease:
+    """The hold of this process on the run of a session. `duration` is in microseconds."""
+
+    def __init__(self, store: ScopedStore, session_id: str, duration: int) -> None:
+        self.store = store
+        self.session_id = session_id
+        self.lost: LeaseLostError | None = None
+        self.token: str = secrets.token_hex(16)
+        self.sql: Statements = statements(store.database.tables, store.database.dialect)
+        self._duration = duration
+        self._own = {"of_session": session_id, "of_token": self.token, "lease": duration}
+        self._renewed = _clock()
+
+    def holds(self, connection: Connection, statement: Any, **values: Any) -> bool:
+        """Executes a statement, and returns whether it has found its row."""
+        return bool(connection.execute(statement, {**self._own, **values}).rowcount)
+
+    def fence(self, connection: Connection, statement: Any, **values: Any) -> None:
+        """Executes a statement that must find the run, or raises `LeaseLostError`."""
+        if not self.holds(connection, statement, **values):
+            raise self.lose(connection)
+
+    def lose(self, connection: Connection) -> LeaseLostError:
+        own: Any = {"of_session": self.session_id}
+        reason: LeaseLostReason = "deleted"
+        holder = connection.scalar(self.sql.holder, own)
+        if holder is None and self.store.finds(connection, self.session_id):
+            reason = "stopped"
+        elif holder not in (None, self.token):
+            reason = "taken"
+        self.lost = LeaseLostError(self.session_id, reason)
+        return self.lost
+
+    async def check(self) -> None:
+        """Raises if the lease is lost. Asks the database if others may have taken the run."""
+        if self.lost is not None:
+            raise self.lost
+        if _clock() - self._renewed >= self._duration / 1_000_000:
+            await self.renew()
+
+    async def renew(self) -> None:
+        begun = _clock()
+        write = self.store.database.write
+        await write(lambda connection: self.fence(connection, self.sql.renew))
+        self._renewed = begun
+
+    async def keep(self, task: asyncio.Future[Any], on_loss: Callable[[], object]) -> None:
+        """Renews the lease until a task ends."""
+        pause = self._duration / 1_000_000 / _RENEWALS
+        while not (await asyncio.wait({task}, timeout=pause))[0]:
+            try:
+                await self.renew()
+            except LeaseLostError:  # noqa: PERF203  # once in a third of a lease
+                on_loss()
+                return
+            except FAILURES:
+                shown = quoted(self.session_id)
+                logger.warning("the lease of session %s was not renewed", shown, exc_info=True)
+
+    async def release(self) -> None:
+        """Ends the lease early: the run is interrupted from now on."""
+        try:
+            await self.store.database.write(
+                lambda connection: self.holds(connection, self.sql.stop)
+            )
+        except FAILURES:
+            shown = quoted(self.session_id)
+            logger.warning("the lease of session %s was not ended", shown, exc_info=True)
+
+
+# ---- the run of a locked session ----
+
+
+def read_run(store: ScopedStore, connection: Connection, session_id: str) -> Any:
+    """Returns the run of a locked session, with the number of items and the newest one.
+
+    Without a run, its columns are NULL.
+    """
+    read = statements(store.database.tables, store.database.dialect).read
+    return connection.execute(read, {"of_session": session_id}).one()
+
+
+def lock_run(store: ScopedStore, connection: Connection, session_id: str) -> Any:
+    """Locks a session. Returns its run, or None without one."""
+    if id_problem(session_id) is not None or not store.lock(connection, session_id):
+        return None
+    if not store.database.has_tables(connection, RUNS):
+        return None
+    row = read_run(store, connection, session_id)
+    return None if row.run_id is None else row
+
+
+def show(
+    store: ScopedStore, connection: Connection, session_id: str, status: str, agent: str = ""
+) -> None:
+    """Writes the metadata key of the run and, if given, the session's agent."""
+    values = {RUN: status, **({AGENT: normalize_agent(agent)} if agent else {})}
+    store.rows.write(connection, session_id, encode_metadata(values, store.limits), ())
+
+
+# ---- taking it ----
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A run that this process has taken.
+
+    Attributes:
+        row: The columns of its row.
+        record: Its record, with the lease.
+        before: Its status before: None if it is new.
+        is_other: Whether it is an interrupted run of another request, to be finished first.
+    """
+
+    row: Any
+    record: Record
+    before: str | None = None
+    is_other: bool = False
+
+
+class _HeldError(Exception):
+    """The transaction of somebody else holds the session's row."""
+
+
+class Claim:
+    """Takes the run that a request asks for, when it is its turn."""
+
+    def __init__(self, settings: Settings, request: Request, *, books: bool) -> None:
+        self._settings = settings
+        self._request = request
+        self._books = books
+        self._store = settings.store
+        self._database = settings.store.database
+        self._sql = statements(self._database.tables, self._database.dialect)
+        self._waited_for: str | None = None
+        """The run with the same key that the call has waited for."""
+
+    async def take(self) -> Claimed | SessionRun:
+        """Raises `SessionBusyError` if another run works until the request's time is over."""
+        request = self._request
+        if not request.is_resume:
+            await self._database.ensure(RUNS)
+        begun = time.monotonic()
+        deadline = begun + request.wait
+        last_try = max(deadline, begun + _LONGEST_HOLD)
+        async with _in_line(self._database, request, deadline) as is_first:
+            delay, is_free = _POLL, is_first
+            while True:
+                is_held = False
+                if is_free or await self._is_free():
+                    try:
+                        found = await self._attempt()
+                    except _HeldError:
+                        is_held = True
+                    else:
+                        if found is not None:
+                            return found
+                end = last_try if is_held else deadline
+                if (left := end - time.monotonic()) <= 0:
+                    raise SessionBusyError(request.session_id)
+                pause = (_POLL if is_held else delay) * random.uniform(0.5, 1.5)  # noqa: S311  # no secret
+                await asyncio.sleep(min(pause, left))
+                delay, is_free = min(2 * delay, _LONGEST_POLL), is_held
+
+    async def _is_free(self) -> bool:
+        own = {"of_session": self._request.session_id}
+        works = await self._database.read(
+            lambda connection: connection.execute(self._sql.works, own).first()
+        )
+        return works is None
+
+    async def _attempt(self) -> Claimed | SessionRun | None:
+        lease = Lease(self._store, self._request.session_id, self._settings.lease)
+        try:
+            return await self._database.write(partial(self._claim, lease))
+        except asyncio.CancelledError:
+            await settle(lease.release())
+            raise
+
+    def _claim(self, lease: Lease, connection: Connection) -> Claimed | SessionRun | None:
+        """Begins or goes on with a run in one transaction. Returns None if another one works."""
+        request, session_id = self._request, self._request.session_id
+        is_there = self._lock(connection)
+        if request.is_resume:
+            row = self._run_to_resume(connection, is_there=is_there)
+        else:
+            if not is_there:
+                self._store.enter_history(connection, session_id, must_exist=False)
+            row = read_run(self._store, connection, session_id)
+        is_same = request.is_resume
+        if not is_same and request.key is not None:
+            is_same = row is not None and row.run_key == request.digest
+            outcome = self._outcome(connection, row, is_same=is_same)
+            if outcome is not None:
+                connection.rollback()
+                return outcome
+        if isinstance(row, SessionRun):
+            connection.rollback()
+            return row
+        if row.status == RUNNING and not request.takeover:
+            self._waited_for = row.run_id if is_same else self._waited_for
+            connection.rollback()
+            return None
+        if row.status == WAITING and not is_same:
+            raise SessionPausedError(session_id)
+        if row.status == INTERRUPTED and not is_same and request.interrupted is None:
+            raise RunInterruptedError(session_id)
+        is_other = row.status == INTERRUPTED and not is_same and request.interrupted == "resume"
+        anew = request.interrupted == "discard" and row.status in (INTERRUPTED, FAILED)
+        if row.run_id is not None and (is_other or (is_same and not anew)):
+            return self._go_on(lease, connection, row, is_other=is_other)
+        if row.run_id is not None:
+            give_up(self._database, connection, session_id)
+            row = read_run(self._store, connection, session_id)
+        if is_same and request.digest is not None:
+            delete_outcome(self._database, connection, session_id, request.digest)
+        return self._start(lease, connection, row)
+
+    def _lock(self, connection: Connection) -> bool:
+        """Locks the session, and raises `_HeldError` at once if that would wait for others."""
+        store, session_id = self._store, self._request.session_id
+        if id_problem(session_id) is not None:
+            return False
+        dialect = self._database.dialect
+        if not dialect.held_codes:
+            return store.lock(connection, session_id)
+        try:
+            found = connection.execute(self._sql.lock_now, {"of_session": session_id}).first()
+        except DBAPIError as error:
+            if dialect.error_code(error) in dialect.held_codes:
+                raise _HeldError from error
+            raise
+        if found is None:
+            return False
+        if not store.admits(connection, session_id):
+            if self._request.is_resume:
+                return False
+            raise SessionNotFoundError(session_id)
+        return True
+
+    def _run_to_resume(self, connection: Connection, *, is_there: bool) -> Any:
+        """Returns the run of the session, or the outcome of the last one, or raises."""
+        store, session_id = self._store, self._request.session_id
+        if not (is_there and self._database.has_tables(connection, RUNS)):
+            raise RunNotFoundError(session_id)
+        row = read_run(store, connection, session_id)
+        if row.run_id is not None:
+            return row
+        keys = keys_table(self._database.tables)
+        newest = select(keys).where(keys.c.session_id == session_id)
+        newest = newest.where(keys.c.ended_at > self._database.dialect.now() - REPEATABLE_FOR)
+        found: Any = connection.execute(newest.order_by(keys.c.ended_at.desc()).limit(1)).first()
+        if found is None or found.status == CANCELLED:
+            raise RunNotFoundError(session_id)
+        outcome = self._settings.encryption.load(found.outcome)
+        if "output" not in outcome:
+            raise RunNotFoundError(session_id)
+        return self._repeated(outcome)
+
+    def _outcome(self, connection: Connection, row: Any, *, is_same: bool) -> SessionRun | None:
+        """Returns the outcome of an earlier request with this key, if there is one.
+
+        Raises the error with which its run has ended, unless the request can go on with it.
+        """
+        request, session_id = self._request, self._request.session_id
+        key = request.key or ""
+        if is_same:
+            first = Progress.load(row.progress).agent
+            stored, given = self._settings.encryption.load(row.input), request.input
+            if first not in (None, request.agent_name) or stored != json.loads(json.dumps(given)):
+                raise KeyReusedError(session_id, key)
+            if row.status == WAITING:
+                calls = load_pending(row.pending, self._settings.encryption)
+                return SessionRun(session_id, None, tuple(calls), repeated=True)
+        keys = keys_table(self._database.tables)
+        own = keys.c.session_id == session_id, keys.c.run_key == request.digest
+        since = self._database.dialect.now() - self._settings.keep
+        found: Any = connection.execute(select(keys).where(*own, keys.c.ended_at > since)).first()
+        if found is None:
+            return None
+        if found.status == CANCELLED:
+            raise RunCancelledError(session_id)
+        outcome = self._settings.encryption.load(found.outcome)
+        if outcome.get("content", request.content) != request.content:
+            raise KeyReusedError(session_id, key)
+        if "output" in outcome:
+            return self._repeated(outcome)
+        if not is_same or found.run_id == self._waited_for:
+            raise RunFailedError(session_id, outcome["error"])
+        return None
+
+    def _repeated(self, outcome: Any) -> SessionRun:
+        agent = agent_named(self._request.agent, outcome["agent"])
+        output = load_final(outcome["output"], agent)
+        return SessionRun(self._request.session_id, output, repeated=True)
+
+    def _start(self, lease: Lease, connection: Connection, end: Any) -> Claimed:
+        """`end` is the row that `read_run` returned."""
+        request, encryption = self._request, self._settings.encryption
+        kept = {name: request.options[name] for name in ("max_turns",) if name in request.options}
+        progress = Progress(
+            request.durable,
+            kept,
+            first=end.newest,
+            base=end.newest,
+            items=end.items,
+            agent=request.agent_name,
+            ledger=self._newest_usage(connection, durable=request.durable),
+        )
+        values = {
+            "session_id": request.session_id,
+            "run_id": secrets.token_hex(16),
+            "token": lease.token,
+            "run_key": request.digest,
+            "agent": request.agent_name,
+            "input": encryption.dump(request.input),
+            "progress": progress.dump(),
+            "last_item": end.newest,
+        }
+        connection.execute(self._sql.start, {**values, "lease": self._settings.lease})
+        agent = "" if end.has_agent else request.agent_name
+        show(self._store, connection, request.session_id, RUNNING, agent)
+        row = SimpleNamespace(**values, state=None, pause=None)
+        return Claimed(row, Record(lease, progress, encryption, {}, {}))
+
+    def _go_on(self, lease: Lease, connection: Connection, row: Any, *, is_other: bool) -> Claimed:
+        request, session_id = self._request, self._request.session_id
+        progress, encryption = Progress.load(row.progress), self._settings.encryption
+        if not request.force:
+            if progress.agent not in (None, request.agent_name):
+                problem = f"its run began with agent {quoted(progress.agent)}, not "
+                raise SessionChangedError(session_id, problem + quoted(request.agent_name))
+            if (row.items, row.newest) != (progress.items, row.last_item):
+                problem = "its history has changed since the run stopped"
+                raise SessionChangedError(session_id, problem)
+        if row.status == WAITING:
+            progress = replace(progress, base=row.last_item, writes=[])
+        if not progress.durable and progress.writes:
+            progress = self._take_back(connection, progress)
+        else:
+            progress = replace(progress, items=row.items)
+        given, options = request.options.get("max_turns", 0), dict(progress.options)
+        if "max_turns" in request.options:
+            most = options.get("max_turns", 0)
+            options["max_turns"] = None if given is None or most is None else max(given, most)
+        ledger = progress.ledger
+        if ledger is None:
+            ledger = self._newest_usage(connection, durable=progress.durable)
+        progress = replace(progress, options=options, ledger=ledger)
+        own = {"of_session": session_id}
+        taken = {"of_token": lease.token, "lease": self._settings.lease}
+        connection.execute(self._sql.take, {**own, **taken, "new_progress": progress.dump()})
+        if row.status not in (INTERRUPTED, RUNNING):
+            show(self._store, connection, session_id, RUNNING)
+        steps: Any = connection.execute(self._sql.read_steps, own)
+        loaded = {number: encryption.load(text) for number, text in steps}
+        found = decisions_of(connection, self._database, [session_id]) if row.state else {}
+        calls = load_pending(row.pending, Encryption())
+        decided = decided_calls(calls, found.get(session_id, ()))
+        record = Record(lease, progress, encryption, loaded, decided)
+        before = INTERRUPTED if row.status == RUNNING else row.status
+        return Claimed(row, record, before, is_other)
+
+    def _take_back(self, connection: Connection, progress: Progress) -> Progress:
+        """Deletes what an unrecorded run has added, because it begins again."""
+        session_id = self._request.session_id
+        base = {"of_session": session_id, "base": progress.base}
+        items = connection.scalars(self._sql.items_since, base).all()
+        taken_back = list(items[: sum(progress.writes)])
+        delete_messages(self._database, connection, session_id, taken_back)
+        return replace(progress, writes=[], items=progress.items - len(taken_back))
+
+    def _newest_usage(self, connection: Connection, *, durable: bool) -> int | None:
+        if not (self._books and durable):
+            return None
+        return newest_usage(connection, self._store, self._request.session_id)
+
+
+# ---- waiting in line ----
+
+_lines: WeakValueDictionary[tuple[Any, ...], asyncio.Lock] = WeakValueDictionary()
+"""By database, session and event loop: held by the caller that looks whether its run has ended."""
+
+
+@asynccontextmanager
+async def _in_line(database: Any, request: Request, deadline: float) -> AsyncIterator[bool]:
+    """Lets one of the callers that wait for a session look at it, the others wait for that one.
+
+    Yields whether the caller need not wait. Raises `SessionBusyError` at the deadline.
+    """
+    if not request.wait:
+        yield True
+        return
+    loop = asyncio.get_running_loop()
+    place = id(database.engine.sync_engine), database.names, request.session_id, id(loop)
+    line = _lines.setdefault(place, asyncio.Lock())
+    is_first = not line.locked()
+    entering = asyncio.ensure_future(line.acquire())
+    try:
+        await asyncio.wait({entering}, timeout=max(0.0, deadline - time.monotonic()))
+        if not entering.done():
+            raise SessionBusyError(request.session_id)
+        yield is_first
+    finally:
+        if not entering.cancel() and not entering.cancelled():
+            line.release()
