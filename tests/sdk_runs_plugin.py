@@ -182,8 +182,8 @@ class StreamedByRuns:
     """A result of `run_streamed`, which begins with the first event."""
 
     def __init__(self, part: Part) -> None:
-        self._part = part
-        self._result: Any = None
+        self.__dict__["_part"] = part
+        self.__dict__["_result"] = None
 
     @property
     def __class__(self) -> Any:
@@ -195,6 +195,12 @@ class StreamedByRuns:
     def __getattr__(self, name: str) -> Any:
         assert self._result is not None, f"the test reads {name} before the run begins"
         return getattr(self._result, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            setattr(self._result, name, value)
 
     async def stream_events(self) -> AsyncIterator[Any]:
         part = self._part

@@ -645,9 +645,10 @@ def completed(response: ModelResponse) -> ResponseCompletedEvent:
 
 def response_of(event: Any, items: list[Any]) -> ModelResponse | None:
     """Returns the response that an event of a stream completes. Keeps finished items in `items`."""
-    if event.type == "response.output_item.done":
+    kind = getattr(event, "type", None)
+    if kind == "response.output_item.done":
         items.append(event.item)
-    if event.type != "response.completed":
+    if kind != "response.completed":
         return None
     whole = event.response
     # As in the SDK: some models leave the output out of the last event.

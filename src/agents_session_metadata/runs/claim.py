@@ -469,23 +469,20 @@ class Claim:
     def _claim(self, lease: Lease, connection: Connection) -> Claimed | SessionRun | None:
         """Begins or goes on with a run in one transaction. Returns None if another one works."""
         request, session_id = self._request, self._request.session_id
-        is_there = self._lock(connection)
+        is_there, is_same = self._lock(connection), request.is_resume
+        outcome: SessionRun | None = None
         if request.is_resume:
-            row = self._run_to_resume(connection, is_there=is_there)
+            row, outcome = self._run_to_resume(connection, is_there=is_there)
         else:
             if not is_there:
                 self._store.enter_history(connection, session_id, must_exist=False)
             row = read_run(self._store, connection, session_id)
-        is_same = request.is_resume
-        if not is_same and request.key is not None:
-            is_same = row is not None and row.run_key == request.digest
-            outcome = self._outcome(connection, row, is_same=is_same)
-            if outcome is not None:
-                connection.rollback()
-                return outcome
-        if isinstance(row, SessionRun):
+            if request.key is not None:
+                is_same = row.run_key == request.digest
+                outcome = self._outcome(connection, row, is_same=is_same)
+        if outcome is not None:
             connection.rollback()
-            return row
+            return outcome
         if row.status == RUNNING and not request.takeover:
             self._waited_for = row.run_id if is_same else self._waited_for
             connection.rollback()
@@ -527,14 +524,16 @@ class Claim:
             raise SessionNotFoundError(session_id)
         return True
 
-    def _run_to_resume(self, connection: Connection, *, is_there: bool) -> Any:
+    def _run_to_resume(
+        self, connection: Connection, *, is_there: bool
+    ) -> tuple[Any, SessionRun | None]:
         """Returns the run of the session, or the outcome of the last one, or raises."""
         store, session_id = self._store, self._request.session_id
         if not (is_there and self._database.has_tables(connection, RUNS)):
             raise RunNotFoundError(session_id)
         row = read_run(store, connection, session_id)
         if row.run_id is not None:
-            return row
+            return row, None
         keys = keys_table(self._database.tables)
         newest = select(keys).where(keys.c.session_id == session_id)
         newest = newest.where(keys.c.ended_at > self._database.dialect.now() - REPEATABLE_FOR)
@@ -544,7 +543,7 @@ class Claim:
         outcome = self._settings.encryption.load(found.outcome)
         if "output" not in outcome:
             raise RunNotFoundError(session_id)
-        return self._repeated(outcome)
+        return row, self._repeated(outcome)
 
     def _outcome(self, connection: Connection, row: Any, *, is_same: bool) -> SessionRun | None:
         """Returns the outcome of an earlier request with this key, if there is one.
