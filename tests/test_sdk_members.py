@@ -64,8 +64,9 @@ def test_every_private_member_that_is_used_is_checked() -> None:
         "_sharing",
         "_must_exist",
     } - known
-    # Of agents, models and results, which `tests/conformance/test_runs.py` uses.
-    own |= {"_agent_ref", "_answer", "_cancel_mode", "_last_agent", "_request_id"}
+    # Of agents, tools, models, states and results, which `tests/conformance/test_runs.py` uses.
+    own |= {"_agent_ref", "_cancel_mode", "_check_errors", "_context", "_is_agent_tool"}
+    own |= {"_request_id", "_stored_exception"}
     state = {name for name in sdk.STATE if private(name)}
     assert used - own == {*sdk.MEMBERS} | state
     assert overridden | {"_atomic_replace_items"} == set(sdk.HOOKS)
@@ -75,6 +76,12 @@ def test_every_private_member_that_is_used_is_checked() -> None:
 def test_a_member_that_is_missing(name, monkeypatch) -> None:
     monkeypatch.delattr(SQLAlchemySession, name)
     assert refusal() == f"it has no {name}"
+
+
+@pytest.mark.parametrize(("place", "name"), [(place, name) for place, name, _ in sdk.INTERCEPTED])
+def test_a_function_of_the_runner_that_is_missing(place, name, monkeypatch) -> None:
+    monkeypatch.delattr(place, name)
+    assert refusal() == f"its runner has no {name} in {place.__name__}"
 
 
 @pytest.mark.parametrize("name", sdk.HOOKS)

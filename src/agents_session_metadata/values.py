@@ -348,6 +348,15 @@ def utf8_text(text: str) -> str:
     return text if _is_utf8(text) else _SURROGATE.sub("\ufffd", text)
 
 
+def error_text(error: BaseException, most: int) -> str:
+    """Returns the type and the text of an error, cut to `most` characters."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # of a class of the application's own
+        text = ""
+    return storable_text(f"{type(error).__name__}: {text}"[:most])
+
+
 def storable_text(text: str) -> str:
     """Replaces characters that not every driver accepts with U+FFFD."""
     return utf8_text(text).replace("\x00", "\ufffd")

@@ -63,7 +63,9 @@ class Turns(Model):
         calls = [function_call(name, {}, call_id=f"{turn}-{n}") for n, name in enumerate(step)]
         return ScriptedModel([calls], default_usage=USAGE)
 
-    async def get_response(self, system_instructions: Any, input: Any, *args: Any, **kw: Any) -> Any:  # noqa: A002
+    async def get_response(
+        self, system_instructions: Any, input: Any, *args: Any, **kw: Any
+    ) -> Any:  # noqa: A002
         model = await self._next(input)
         return await model.get_response(system_instructions, input, *args, **kw)
 

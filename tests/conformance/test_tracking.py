@@ -78,6 +78,7 @@ async def test_a_run(session, clock, tools, catalog):
     stored = await session.get_metadata()
     assert stored == {
         "owner_id": "u1",
+        keys.AGENT: "engineer",
         keys.RUNS: 1,
         keys.REQUESTS: 3,
         keys.INPUT_TOKENS: 300,

@@ -279,7 +279,7 @@ async def test_agents_that_are_interrupted_inside_tools(session, catalog):
         assert run.result.context_wrapper.usage.requests == requests
         await check(run.result.context_wrapper.usage)
     rows = await catalog.usage(by=("agent",))
-    assert [(row.agent, row.requests) for row in rows] == [("outer", 6)]
+    assert [(row.agent, row.requests) for row in rows] == [("inner", 4), ("outer", 2)]
     assert (await session.get_metadata(["runs"])) == {"runs": 4}
 
 

@@ -276,7 +276,7 @@ class RunSession(SQLAlchemyMetadataSession):
         return items if most is None else items[-most:] if most > 0 else []
 
     def _rows(self, connection: Connection) -> _Rows:
-        messages = self._messages
+        messages = self._store.database.tables.messages
         statement = select(messages.c.id, messages.c.message_data)
         own = statement.where(messages.c.session_id == self.session_id)
         return [(row[0], row[1]) for row in connection.execute(own.order_by(*in_order(messages)))]

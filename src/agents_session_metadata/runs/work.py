@@ -34,7 +34,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.text import quoted
 from agents_session_metadata.tracking.tracker import SessionTracker, warn_of_ledger
 from agents_session_metadata.usage.ledger import USAGE
-from agents_session_metadata.values import storable_text
+from agents_session_metadata.values import error_text, storable_text
 
 from .approvals import dump_pending, dump_state, pending_calls
 from .claim import Claim, Claimed, Request, SessionRun, Settings, content_of, show
@@ -120,7 +120,7 @@ class Work:
         self._request = request
         self._row, self._before = claimed.row, claimed.before
         self._record, self._lease = claimed.record, claimed.record.lease
-        self._session = session
+        self._wrapped = session
         self._trackers = trackers
         self._runner: asyncio.Future[Any] | None = None
         self._cancel: Callable[[], object] = lambda: None
@@ -261,7 +261,7 @@ class Work:
             **record.progress.options,
             "run_config": replace(config, model_provider=recorder),
             "hooks": RecordedHooks(request.options.get("hooks"), record, self._trackers),
-            "session": self._session,
+            "session": self._wrapped,
         }
         if row.state is None:
             return request.agent, record.encryption.load(row.input), options
@@ -343,7 +343,7 @@ class Work:
         """Stores the error. A run that has only given back what was recorded stays as it was."""
         lease, database = self._lease, self._settings.store.database
         before = None if self._record.is_new else self._before
-        text = storable_text(f"{type(error).__name__}: {error}"[:_MOST_ERROR])
+        text = error_text(error, _MOST_ERROR)
         values = {"status": FAILED, "error": self._record.encryption.seal(text)}
         outcome = self._outcome({"error": text})
 

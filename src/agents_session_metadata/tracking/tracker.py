@@ -36,7 +36,7 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 from agents_session_metadata.usage.prices import ModelPrice, Tokens, check_prices
-from agents_session_metadata.values import storable_text
+from agents_session_metadata.values import error_text, storable_text
 
 from .accounting import Accounts, added_cost
 from .budget import Budget, check_budget, read_owner
@@ -182,7 +182,7 @@ class SessionTracker(RunHooks[Any]):
     ) -> None:
         # A cancellation or an interrupt is somebody's wish, not a failure.
         if isinstance(error, Exception) and not self._is_refusal(error):
-            self._failures.append(_message_of(error))
+            self._failures.append(error_text(error, 500))
         if error is not None:
             for run in self._times.values():
                 run.last = run.last if run.is_over else self._clock()
@@ -463,14 +463,6 @@ def _check_session(session: object) -> None:
 
 def _kind_of(session: object) -> str:
     return quoted(type(session).__name__)
-
-
-def _message_of(error: Exception) -> str:
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001  # of a class of the application's own
-        text = ""
-    return _storable(f"{type(error).__name__}: {text}"[:500])
 
 
 def _call_id(context: Any, tool: Any) -> str:
