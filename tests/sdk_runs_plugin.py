@@ -54,7 +54,7 @@ numbers = itertools.count()
 
 
 @cache
-def catalog_of(loop: asyncio.AbstractEventLoop) -> SessionCatalog:  # noqa: ARG001  # its cache key
+def catalog_of(loop: asyncio.AbstractEventLoop) -> SessionCatalog:  # its cache key
     return SessionCatalog.from_url(os.environ["SDK_RUNS_URL"], create_tables=True)
 
 

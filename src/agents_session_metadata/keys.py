@@ -81,7 +81,10 @@ TRACE_IDS: Final = "trace_ids"
 
 # What `SessionRuns` records.
 RUN: Final = "run"
-"""`running`, `waiting` or `failed` while the session has such a run."""
+"""The status of the last run: `running`, `waiting`, `failed` or `completed`.
+
+A run that is stored as `running` is interrupted if its lease has ended: see `SessionRuns.get`.
+"""
 
 # What a titler records.
 TITLE_AUTO: Final = "title_auto"

@@ -182,7 +182,9 @@ class Statistics:
 
     Attributes:
         sessions: The number of sessions.
-        by_status: The number of sessions per `status`, without sessions that have none.
+        by_status: The number of sessions per status: that of the lifecycle, else that of the last
+            run, which is `failed`, `waiting`, `running`, `interrupted` or `completed`. Sessions
+            without either are left out.
         runs: The number of tracked runs.
         requests: The number of requests to models.
         input_tokens: The number of input tokens.

@@ -65,7 +65,7 @@ class Turns(Model):
 
     async def get_response(
         self, system_instructions: Any, input: Any, *args: Any, **kw: Any
-    ) -> Any:  # noqa: A002
+    ) -> Any:
         model = await self._next(input)
         return await model.get_response(system_instructions, input, *args, **kw)
 

@@ -102,6 +102,7 @@ class Feature:
         parse: Checks a part of a record, with a function that validates JSON as a type.
         load: Inserts parts that `parse` returned, by the id of a new session.
         count: Counts what `Statistics.feedback` contains, for the sessions of a condition.
+        statuses: Returns the status of the runs of some sessions, by session id.
         insert_items: Inserts items of a locked session in place of the core, or returns False.
         added: Called with the ids of sessions that were imported with their items.
         learn: Puts into `Database.notes` what it has to know, once per process and database.
@@ -122,6 +123,7 @@ class Feature:
     parse: Callable[[Any, Callable[..., Any]], Any] | None = None
     load: Callable[[Database, Connection, Mapping[str, Any]], None] | None = None
     count: Callable[[Database, Connection, Any], dict[str, int]] | None = None
+    statuses: Callable[[Database, Connection, Sequence[str]], Mapping[str, str]] | None = None
     insert_items: Callable[[Database, Connection, str, Sequence[str]], bool] | None = None
     added: Callable[[Database, Connection, Sequence[str]], None] | None = None
     learn: Callable[[Database, Connection], object] | None = None

@@ -14,6 +14,7 @@ the session first, except to renew the lease and to add steps.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -173,6 +174,13 @@ def _hold(database: Database, connection: Connection, session_id: str) -> Except
     return SessionBusyError(session_id) if status == RUNNING else None
 
 
+def _statuses(database: Database, connection: Connection, ids: Sequence[str]) -> Mapping[str, str]:
+    runs = runs_table(database.tables)
+    status = status_of(runs, database.dialect)
+    found: Any = select(runs.c.session_id, status).where(runs.c.session_id.in_(ids))
+    return dict(connection.execute(found))
+
+
 def _end(database: Database, connection: Connection, session_id: str) -> None:
     runs, rows = runs_table(database.tables), database.tables.metadata
     connection.execute(delete(runs).where(runs.c.session_id == session_id))
@@ -250,4 +258,5 @@ FEATURE = Feature(
     give_up=give_up,
     end=_end,
     spared=NotAtWork,
+    statuses=_statuses,
 )

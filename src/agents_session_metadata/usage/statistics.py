@@ -34,8 +34,8 @@ _COUNTERS = (
 )
 _FIELDS = (*_COUNTERS[:5], "resumed", "resumed_completed", "with_errors")
 """Sums under the names of the fields of `Statistics`."""
-_READ = (*_COUNTERS, keys.STATUS, keys.RESUMES, keys.COST, keys.TOOL_CALLS)
-_BY_DAY = Details((keys.STATUS, keys.AGENT, keys.RUNS, keys.DURATION_MS, keys.TOOL_CALLS))
+_READ = (*_COUNTERS, keys.STATUS, keys.RUN, keys.RESUMES, keys.COST, keys.TOOL_CALLS)
+_BY_DAY = Details((keys.STATUS, keys.RUN, keys.AGENT, keys.RUNS, keys.DURATION_MS, keys.TOOL_CALLS))
 _MOST = 10**18
 """Counters from this number on, and negative ones, are left out."""
 _DEAREST = 10**12
@@ -62,8 +62,8 @@ class Totals:
 
     def add(self, metadata: Metadata) -> None:
         """Adds one session. Values of another type are left out."""
-        sums, status, agent = self.sums, metadata.get(keys.STATUS), metadata.get(keys.AGENT)
-        if isinstance(status, str):
+        sums, status, agent = self.sums, _status(metadata), metadata.get(keys.AGENT)
+        if status is not None:
             self.by_status[status] += 1
         if isinstance(agent, str):
             self.by_agent[agent] += 1
@@ -128,7 +128,11 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
 
     def step(connection: Connection, after: str | None) -> tuple[Sequence[str], Iterable[Metadata]]:
         ids = connection.scalars(*store.queries.ids(condition, after=after, limit=_STEP)).all()
-        return ids, _read_values(store, connection, ids) if ids else ()
+        if not ids:
+            return ids, ()
+        found = _read_values(store, connection, ids)
+        _show_runs(store, connection, found)
+        return ids, found.values()
 
     def votes(connection: Connection) -> dict[str, int]:
         counted: Counter[str] = Counter()
@@ -148,9 +152,28 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
         after = ids[-1]
 
 
+def _status(metadata: Metadata) -> str | None:
+    """Returns the status of the lifecycle, else that of the last run, or None without either."""
+    for key in (keys.STATUS, keys.RUN):
+        if isinstance(status := metadata.get(key), str):
+            return status
+    # Until 0.3.0, a run that had finished left no status.
+    return "completed" if _is_number(metadata.get(keys.RUNS), 1, _MOST) else None
+
+
+def _show_runs(store: ScopedStore, connection: Connection, found: Mapping[str, Metadata]) -> None:
+    """Replaces the status of runs that are stored as working by what is known of them now."""
+    ids = [each for each, metadata in found.items() if metadata.get(keys.RUN) == "running"]
+    if ids:
+        for feature in in_use(store.database, connection):
+            if feature.statuses is not None:
+                for each, status in feature.statuses(store.database, connection, ids).items():
+                    found[each][keys.RUN] = status
+
+
 def _read_values(
     store: ScopedStore, connection: Connection, ids: Sequence[str]
-) -> Iterable[Metadata]:
+) -> Mapping[str, Metadata]:
     values = store.database.tables.metadata.c
     stored: Any = select(values.session_id, values.key, values.value)
     stored = stored.where(values.session_id.in_(ids), values.key.in_(_READ))
@@ -158,7 +181,7 @@ def _read_values(
     rows: Any = connection.execute(*store.question(stored, values.session_id)).all()
     for session_id, key, text in rows:
         found[session_id][key] = decode_stored(session_id, key, text)
-    return found.values()
+    return found
 
 
 class Daily(NamedTuple):
@@ -175,7 +198,7 @@ class Daily(NamedTuple):
 async def read_daily(
     store: ScopedStore, where: Where | None, *, since: datetime, most: int
 ) -> Daily:
-    """Adds up the newest `most` sessions that were created since a time, in one statement.
+    """Adds up the newest `most` sessions that were created since a time.
 
     Values that are not valid JSON are left out. Costs and tokens are not read.
     """
@@ -185,6 +208,8 @@ async def read_daily(
         store.database,
         lambda reader: reader.page(condition, _NEWEST, limit=most + 1, details=_BY_DAY),
     )
+    metadata = {each.info.session_id: each.info.metadata for each in found[:most]}
+    await store.database.read(lambda connection: _show_runs(store, connection, metadata))
     days: defaultdict[date, Totals] = defaultdict(Totals)
     for each in found[:most]:
         of_day = days[each.info.created_at.date()]
