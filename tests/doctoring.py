@@ -17,7 +17,7 @@ from agents_session_metadata.doctor import diagnose
 
 SAFE = re.compile(
     r"CREATE (TABLE|INDEX|TRIGGER|OR REPLACE FUNCTION) .*|REVOKE ALL ON FUNCTION [^;]*"
-    r"|DROP TRIGGER IF EXISTS [^;]*",
+    r"|ALTER TABLE \S+ ADD COLUMN [^;,]*(?<!NOT NULL)|DROP TRIGGER IF EXISTS [^;]*",
     re.DOTALL,
 )
 """The only kinds of statements that `doctor` may print."""

@@ -330,20 +330,23 @@ class BudgetExceededError(SessionMetadataError, RuntimeError):
 
 
 class TablesMissingError(SessionMetadataError, RuntimeError):
-    """Tables are missing from the database; on SQLite, also triggers.
+    """Tables, or columns of a later version, are missing from the database; on SQLite, triggers.
+
+    Only the feature that needs them raises this error. Metadata and history need no column that was
+    added later.
 
     If metadata has rows but the sessions table is missing, the name of a table is probably wrong.
     The error is then raised even with `create_tables=True`, and nothing is created.
 
     Attributes:
-        tables: The names of the missing tables and triggers.
+        tables: The names of the missing tables and triggers. A column is `table.column`.
     """
 
     def __init__(self, tables: Sequence[str], problem: str | None = None) -> None:
         self.tables: tuple[str, ...] = tuple(tables)
         advice = (
-            "create with create_tables=True, with `agent-sessions ddl`, or by a migration from "
-            "session_tables()"
+            "create with create_tables=True, with `agent-sessions ddl --upgrade`, or by a "
+            "migration from session_tables()"
         )
         names = ", ".join(self.tables)
         super().__init__(problem or f"missing from the database: {names}; {advice}")

@@ -350,15 +350,13 @@ def _report(failure: click.ClickException, target: Target) -> click.ClickExcepti
 
 
 def _failure(error: Exception, target: Target) -> click.ClickException | None:
-    from agents_session_metadata.dialects import connected_name
     from agents_session_metadata.dialects.urls import EXTRAS
 
     sentence, is_usage = str(error), isinstance(error, (ValueError, OverflowError))
     if isinstance(error, errors.TablesMissingError):
         sentence, can_create, _ = sentence.partition("; create with create_tables=True")
         if can_create:
-            ddl = f"agent-sessions ddl --dialect {connected_name(target.engine.dialect)}"
-            sentence += f"; pass --create-tables, or run the SQL that `{ddl}` prints"
+            sentence += "; pass --create-tables, or run the SQL of `agent-sessions ddl --upgrade`"
     elif isinstance(error, errors.InvalidCursorError):
         sentence = "--cursor is not valid here; pass the cursor that the page before printed, "
         sentence += "with the same filter, order and scope"

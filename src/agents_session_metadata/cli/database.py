@@ -76,19 +76,35 @@ async def size(target: Target) -> Answer:
     return Answer(document=tables, table=Table(("table", "rows", "bytes"), rows))
 
 
-@command("ddl --dialect postgresql > tables.sql", TABLES)
+@command("ddl --dialect postgresql > tables.sql", ("url", "timeout", *TABLES))
 async def ddl(
     target: Target,
-    dialect: str = option("postgresql, mysql, mariadb or sqlite.", required=True),
+    dialect: str | None = option("postgresql, mysql, mariadb or sqlite."),
+    upgrade: bool = flag("Connect to the database, and print only what it lacks."),
     drop: bool = flag("Print DROP statements instead of CREATE statements."),
     everything: bool = flag("With --drop: the SDK's own tables too.", "--all"),
 ) -> Answer:
-    """Print the SQL that creates the tables, or drops them, without a database."""
+    """Print the SQL that creates the tables, drops them or upgrades a database.
+
+    With --dialect, does not connect to a database. With --upgrade, prints the CREATE and ALTER
+    TABLE statements for tables, columns, indexes and triggers that the database of --url lacks.
+    """
     from agents_session_metadata.core.schema import create_statements, drop_statements
     from agents_session_metadata.dialects import dialect_of, offline
 
     if everything and not drop:
         usage("--all needs --drop")
+    if upgrade:
+        if dialect or drop:
+            usage("pass --upgrade without --dialect and --drop")
+        from agents_session_metadata import doctor
+
+        missing = await doctor.upgrade(target.engine, target.names)
+        if not missing:
+            return Answer(message="nothing is missing")
+        return Answer(text="\n".join(map(dialect_of(target.engine.dialect).in_shell, missing)))
+    if not dialect:
+        usage("pass --dialect, or --upgrade for the database of --url")
     in_shell = dialect_of(offline(dialect)).in_shell
     if drop:
         statements = drop_statements(dialect, target.names, everything=everything)
@@ -106,9 +122,9 @@ async def doctor(
 ) -> Answer:
     """Compare a database with what `ddl` would create, and print problems.
 
-    Changes nothing, unless --rewrite-search-keys is given. Prints CREATE statements for missing
-    objects, in the order in which to run them, and explains other problems. The exit code is 1 if
-    there is an error, and 0 if there are only warnings.
+    Changes nothing, unless --rewrite-search-keys is given. Prints CREATE and ALTER TABLE statements
+    for missing objects, in the order in which to run them, and explains other problems. The exit
+    code is 1 if there is an error, and 0 if there are only warnings.
     """
     from agents_session_metadata import doctor
     from agents_session_metadata.dialects import dialect_of

@@ -25,14 +25,22 @@ from sqlalchemy.pool import Pool
 from sqlalchemy.util import greenlet_spawn
 
 from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects._dialect import Dialect, Existing
 from agents_session_metadata.dialects.urls import check_loop
 from agents_session_metadata.errors import TablesMissingError
 
 from .change_log import log_committed
 from .definitions import CORE
 from .features import features
-from .schema import create_missing, existing_names, lost_sessions, missing_names
+from .schema import (
+    MissingElement,
+    create_missing,
+    existing_names,
+    missing_columns,
+    missing_elements,
+    missing_name,
+    require_sessions,
+)
 from .tables import SessionTables, TableNames, query_tables
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -86,25 +94,33 @@ async def insist(write: Callable[[], Awaitable[T]]) -> T:
     return await write()
 
 
+class _ColumnsMissingError(Exception):
+    """Work found the tables of a group without columns that a later version has added."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+
+
 @dataclass
 class _TablesState:
     """The state of one set of tables in one engine's database, shared by all its sessions.
 
-    `checked` has, by group, the engine's pool when the tables were seen. Disposing an engine gives
-    it a new pool, and ends an in-memory database; a listener for that would slow down every
-    statement. The reference is weak, because a pool holds its engine, which must be freed when it
-    is not used.
+    `checked` has, by group, the engine's pool when the group was found complete, and `seen` that of
+    `existing`. Disposing an engine gives it a new pool, and ends an in-memory database; a listener
+    for that would slow down every statement. The references are weak, because a pool holds its
+    engine, which must be freed when it is not used.
 
     `pooled` becomes true if a pooler, such as PgBouncer, has run single statements on different
     connections. Within a transaction, it keeps to one. `native_ids` is true if ids in the sessions
-    table sort by code point. `existing` has the names of tables that were seen, and `notes` what
-    features remember of the database, by their names.
+    table sort by code point. `existing` has the tables that were seen, and `notes` what features
+    remember of the database, by their names.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
+    seen: weakref.ref[Pool] | None = None
     native_ids: bool = True
     pooled: bool = False
-    existing: set[str] = field(default_factory=set)
+    existing: Existing = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -200,8 +216,13 @@ class Database:
                         await self._prepare(each)
                 preparing = False
                 return await operation()
+            except _ColumnsMissingError as error:
+                if delay is None:
+                    raise
+                groups = [CORE, error.group]
+                continue
             except DBAPIError as error:
-                race = preparing and self.dialect.is_creation_race(error)
+                race = preparing and self._is_worth_preparing_again(error)
                 if delay is None or not (race or self._is_worth_retrying(error, pooled=pooled)):
                     if not (prepare or preparing):
                         await self._explain(error)
@@ -220,17 +241,46 @@ class Database:
         await self.retry(_nothing, group=group)
 
     def has_tables(self, connection: Connection, group: str) -> bool:
-        """Returns whether all tables of a group exist; those seen once are not looked for again."""
-        return bool(self.having_tables(connection, [group]))
+        """Returns whether all tables of a group exist; those seen once are not looked for again.
+
+        If they lack columns, the work stops. It is run again after the columns have been added, or
+        `TablesMissingError` is raised.
+        """
+        if not self.having_tables(connection, [group]):
+            return False
+        if self._lacks_columns(group):
+            self._see(existing_names(connection, self.tables, parts=True))
+            if self._lacks_columns(group):
+                raise _ColumnsMissingError(group)
+        return True
 
     def having_tables(self, connection: Connection, groups: Iterable[str]) -> set[str]:
-        """Returns the groups of which all tables exist."""
+        """Returns the groups of which all tables exist, possibly without columns added later."""
         names = {
             group: {table.name for table in self.tables.group(group).tables} for group in groups
         }
-        if not (self._is_ready(CORE) and set().union(*names.values()) <= self._state.existing):
-            self._state.existing = existing_names(connection, self.tables)
-        return {group for group in names if names[group] <= self._state.existing}
+        every = set().union(*names.values())
+        if not (self._has_seen() and every <= self._state.existing.keys()):
+            # Columns and indexes that were seen once are not looked for again.
+            known = self._state.existing if self._has_seen() else {}
+            found = existing_names(connection, self.tables)
+            self._see({name: known.get(name, parts) for name, parts in found.items()})
+        return {group for group in names if names[group] <= self._state.existing.keys()}
+
+    def _see(self, existing: Existing) -> None:
+        self._state.existing = existing
+        self._state.seen = weakref.ref(self.engine.sync_engine.pool)
+
+    def _has_seen(self) -> bool:
+        seen = self._state.seen
+        return seen is not None and seen() is self.engine.sync_engine.pool
+
+    def _missing(self, group: str) -> list[MissingElement]:
+        return missing_elements(self.dialect, self.tables, group, self._state.existing)
+
+    def _lacks_columns(self, group: str) -> bool:
+        tables = self.tables.group(group).tables
+        return any(missing_columns(table, self._state.existing) for table in tables)
 
     def look(self, work: Work[T]) -> Awaitable[T]:
         return self.retry(partial(self._spawn, work, _begin_nothing), prepare=False)
@@ -253,6 +303,10 @@ class Database:
         checked = self._state.checked.get(group)
         return checked is not None and checked() is self.engine.sync_engine.pool
 
+    def _is_worth_preparing_again(self, error: DBAPIError) -> bool:
+        code = self.dialect.error_code(error)
+        return self.dialect.is_creation_race(error) or code in self.dialect.held_codes
+
     def _is_worth_retrying(self, error: DBAPIError, *, pooled: bool) -> bool:
         """`pooled` is the state when it began: several operations can meet a new pooler at once."""
         if self.dialect.is_transient(error):
@@ -265,19 +319,12 @@ class Database:
 
     async def _prepare(self, group: str) -> None:
         def prepare(connection: Connection) -> None:
-            existing = existing_names(connection, self.tables)
-            missing = missing_names(connection, self.tables.group(group), existing)
-            if lost_sessions(connection, self.tables, existing):
-                sessions, metadata = self.names.sessions, self.names.metadata
-                problem = (
-                    f"missing from the database: {sessions}, although {metadata} has rows; it was "
-                    "renamed or dropped, or its name is misspelled"
-                )
-                raise TablesMissingError([sessions], problem)
-            if missing and not self.create_tables:
-                raise TablesMissingError(missing)
-            if missing:
-                create_missing(connection, self.names, existing, group)
+            existing = existing_names(connection, self.tables, parts=True)
+            require_sessions(connection, self.tables, existing)
+            if self._create(connection, group, existing):
+                connection.commit()
+                existing = existing_names(connection, self.tables, parts=True)
+            self._see(existing)
             if group == CORE:
                 self._state.native_ids = self.dialect.sorts_by_code_point(
                     connection, self.tables.sessions
@@ -285,10 +332,9 @@ class Database:
                 self._state.notes.clear()
                 for feature in features():
                     names = {table.name for table in self.tables.group(feature.name).tables}
-                    if feature.learn is not None and names <= existing:
+                    if feature.learn is not None and names <= existing.keys():
                         feature.learn(self, connection)
             connection.commit()
-            self._state.existing = existing | set(missing)
 
         lock = self._init_lock()
         while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
@@ -296,10 +342,38 @@ class Database:
         try:
             if not self._is_ready(group):
                 pool = self.engine.sync_engine.pool
-                await settle(self._spawn(prepare, _begin_nothing))
+                if group == CORE or not self._has_seen() or self._missing(group):
+                    await settle(self._spawn(prepare, self._begin_write))
                 self._state.checked[group] = weakref.ref(pool)
         finally:
             lock.release()
+
+    def _create(self, connection: Connection, group: str, existing: Existing) -> bool:
+        """Creates what a group lacks. Returns whether anything was missing.
+
+        Raises `TablesMissingError` for what it may not create, but for indexes, which are only
+        faster.
+        """
+        elements = missing_elements(self.dialect, self.tables, group, existing)
+        missing = [name for each in elements if (name := missing_name(each)) is not None]
+        if missing and not self.create_tables:
+            raise TablesMissingError(missing)
+        if not elements or not self.create_tables:
+            return False
+        try:
+            create_missing(connection, self.names, group)
+        except DBAPIError as error:
+            if self.dialect.error_code(error) not in self.dialect.denied_codes:
+                raise
+            if missing:
+                problem = (
+                    f"missing from the database: {', '.join(missing)}; this user may not create "
+                    "them; as a user who may, run the SQL of `agent-sessions ddl --upgrade`"
+                )
+                raise TablesMissingError(missing, problem) from error
+            connection.rollback()
+            logger.warning("indexes are missing, and may not be created: %s", error.orig)
+        return True
 
     def _begin_read(self, connection: Connection) -> None:
         if self.dialect.autocommit_reads and not self._state.pooled:

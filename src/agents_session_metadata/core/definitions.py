@@ -221,6 +221,9 @@ def name_beside(table: Table, plain: str, compiler: Any) -> str:
 class TableGroup:
     """The tables of one feature, as SQLAlchemy objects.
 
+    A later version can add nullable columns and indexes, which are then created where they are
+    missing. It adds tables as a group of their own: a group has all of its tables, or none.
+
     Attributes:
         name: The name of the group, such as `"core"`.
         tables: The tables, each after the tables that it refers to.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
+    Column,
     Connection,
+    DDLElement,
     Index,
     MetaData,
     Table,
@@ -20,8 +22,9 @@ from sqlalchemy import Dialect as SADialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
-from agents_session_metadata.dialects import dialect_of, offline
-from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects import connected_name, dialect_of, offline
+from agents_session_metadata.dialects._dialect import Dialect, Existing
+from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.types import TableSize
 
 from .definitions import (
@@ -29,17 +32,22 @@ from .definitions import (
     CREATE_TYPES,
     ColumnTypes,
     CreateTrigger,
-    TableGroup,
     derived_name,
     dropping,
+    name_beside,
 )
 from .tables import SessionTables, TableNames, build_tables, create_tables, table_names
 
+MissingElement: TypeAlias = "CreateTable | AddColumn | CreateIndex | CreateTrigger"
 
-def existing_names(connection: Connection, tables: SessionTables) -> set[str]:
+
+def existing_names(
+    connection: Connection, tables: SessionTables, *, parts: bool = False
+) -> Existing:
     """On SQLite, the names of triggers are included."""
     names = [table.name for table in _every_table(tables)]
-    return dialect_of(connection.dialect).existing(connection, tables.sessions, names)
+    dialect = dialect_of(connection.dialect)
+    return dialect.existing(connection, tables.sessions, names, parts=parts)
 
 
 def table_sizes(connection: Connection, tables: SessionTables) -> list[TableSize]:
@@ -59,49 +67,115 @@ def _every_table(tables: SessionTables) -> Iterator[Table]:
         yield from (*group.tables, *group.virtual)
 
 
-def missing_names(connection: Connection, group: TableGroup, existing: Container[str]) -> list[str]:
-    missing = [table.name for table in group.tables if table.name not in existing]
-    if dialect_of(connection.dialect).uses_triggers:
-        missing += [each.name for each in group.triggers if not _exists(each, existing)]
-    return missing
+class AddColumn(DDLElement):
+    """A statement that adds a nullable column to a table that exists."""
+
+    def __init__(self, column: Column[Any]) -> None:
+        self.column = column
+
+
+@compiles(AddColumn)
+def _add_column(add: AddColumn, compiler: Any, **_: Any) -> str:
+    table = name_beside(add.column.table, add.column.table.name, compiler)
+    return f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(add.column)}"
+
+
+def missing_elements(
+    dialect: Dialect, tables: SessionTables, group: str, existing: Existing
+) -> list[MissingElement]:
+    """Returns the statements that create what a group lacks, in order.
+
+    Tables change by addition: only nullable columns and indexes are added, and nothing is added to
+    the SDK's tables. A column that must not be NULL is missing only if a table was altered by hand.
+    """
+    wanted = tables.group(group)
+    elements: list[MissingElement] = []
+    for table in wanted.tables:
+        if table.name not in existing:
+            elements += table_elements(table, dialect, if_not_exists=True)
+        elif table not in (tables.sessions, tables.messages):
+            columns = missing_columns(table, existing)
+            elements += map(AddColumn, columns)
+            elements += _missing_indexes(
+                table, existing[table.name] | {each.name for each in columns}
+            )
+    if dialect.uses_triggers:
+        elements += [trigger for trigger in wanted.triggers if not _exists(trigger, existing)]
+    return elements
+
+
+def missing_columns(table: Table, existing: Existing) -> list[Column[Any]]:
+    """Returns the nullable columns that a table lacks, if it exists."""
+    found = existing.get(table.name)
+    if found is None:
+        return []
+    return [column for column in table.c if column.nullable and column.name not in found]
+
+
+def _missing_indexes(table: Table, found: Container[str]) -> Iterator[CreateIndex]:
+    for index in sorted(table.indexes, key=lambda index: str(index.name)):
+        has_columns = all(column.name in found for column in index.columns)
+        if has_columns and str(index.name).lower() not in found:
+            yield CreateIndex(index)
+
+
+def missing_name(element: MissingElement) -> str | None:
+    """Returns what a feature lacks without an element: everything but an index is needed."""
+    if isinstance(element, CreateIndex):
+        return None
+    if isinstance(element, AddColumn):
+        return f"{element.column.table.name}.{element.column.name}"
+    if isinstance(element, CreateTrigger):
+        return element.name
+    return str(element.element.name)
 
 
 def _exists(trigger: CreateTrigger, existing: Container[str]) -> bool:
     return trigger.name in existing or trigger.former_names[0] in existing
 
 
-def lost_sessions(connection: Connection, tables: SessionTables, existing: Container[str]) -> bool:
-    """Returns True if the sessions table is missing although there is metadata.
+def require_sessions(
+    connection: Connection, tables: SessionTables, existing: Container[str]
+) -> None:
+    """Raises an error if the sessions table is missing although there is metadata.
 
     Creating an empty sessions table would hide that a name is wrong.
     """
-    if tables.sessions.name in existing or tables.metadata.name not in existing:
-        return False
+    sessions, metadata = tables.sessions.name, tables.metadata.name
+    if sessions in existing or metadata not in existing:
+        return
     first: Any = select(literal_column("1")).select_from(tables.metadata).limit(1)
-    return connection.execute(first).first() is not None
+    if connection.execute(first).first() is not None:
+        problem = (
+            f"missing from the database: {sessions}, although {metadata} has rows; it was renamed "
+            "or dropped, or its name is misspelled"
+        )
+        raise TablesMissingError([sessions], problem)
 
 
-def create_missing(
-    connection: Connection, names: TableNames, existing: Container[str], group: str = CORE
-) -> None:
+def create_missing(connection: Connection, names: TableNames, group: str = CORE) -> None:
     """Raises a DBAPIError if another process creates something first; then it must be retried."""
     dialect = dialect_of(connection.dialect)
-    tables = create_tables(names)
-    if names.sessions in existing:
-        types = types_beside(connection, tables.sessions)
-        if names.messages in existing:
-            types = types._replace(item_id=dialect.item_id(connection, tables.messages))
-        tables = build_tables(MetaData(), names, types)
     dialect.begin_writing(connection)
-    wanted = tables.group(group)
-    for table in wanted.tables:
-        if table.name not in existing:
-            for element in table_elements(table, dialect, if_not_exists=True):
-                connection.execute(element)
-    if dialect.uses_triggers:
-        for trigger in wanted.triggers:
-            if not _exists(trigger, existing):
-                connection.execute(trigger)
+    # Again: on SQLite, another process may have created something before the transaction began.
+    existing = existing_names(connection, create_tables(names), parts=True)
+    tables = _tables_beside(connection, names, existing)
+    with dialect.brief_waits(connection):
+        for element in missing_elements(dialect, tables, group, existing):
+            connection.execute(element)
+
+
+def _tables_beside(
+    connection: Connection, names: TableNames, existing: Container[str]
+) -> SessionTables:
+    tables = create_tables(names)
+    if names.sessions not in existing:
+        return tables
+    types = types_beside(connection, tables.sessions)
+    if names.messages in existing:
+        item_id = dialect_of(connection.dialect).item_id(connection, tables.messages)
+        types = types._replace(item_id=item_id)
+    return build_tables(MetaData(), names, types)
 
 
 def table_elements(
@@ -176,6 +250,20 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
         if ways.uses_triggers:
             elements += group.triggers
     return [as_text(element, sa_dialect) for element in elements]
+
+
+def upgrade_statements(connection: Connection, names: TableNames) -> list[str]:
+    """Returns what of `create_statements` a database lacks, and columns that its tables lack."""
+    dialect, tables = dialect_of(connection.dialect), create_tables(names)
+    existing = existing_names(connection, tables, parts=True)
+    require_sessions(connection, tables, existing)
+    tables = _tables_beside(connection, names, existing)
+    sa_dialect = offline(connected_name(connection.dialect))
+    return [
+        as_text(element, sa_dialect)
+        for group in tables.groups
+        for element in missing_elements(dialect, tables, group.name, existing)
+    ]
 
 
 def drop_statements(

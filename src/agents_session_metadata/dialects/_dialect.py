@@ -29,6 +29,13 @@ Statement: TypeAlias = Any
 """A SELECT: SQLAlchemy 2.0 and 2.1 give `Select` different type parameters."""
 
 
+Existing: TypeAlias = Mapping[str, frozenset[str]]
+"""The columns and indexes, in lower case, by the name of the table; empty if not asked for."""
+
+LONGEST_WAIT = 5
+"""Seconds for which DDL waits for a table."""
+
+
 class IdColumn(NamedTuple):
     """`is_text`: stores every text unchanged. `is_exact`: keeps different texts apart."""
 
@@ -104,7 +111,9 @@ class Dialect:
     """Error codes for a CREATE that failed because another process ran the same one first."""
     transient_codes: ClassVar[frozenset[object]] = frozenset()
     held_codes: ClassVar[frozenset[object]] = frozenset()
-    """Error codes for a row that another transaction has locked. Empty if rows are not locked."""
+    """Error codes for a row or a table that another transaction has locked, if that can be."""
+    denied_codes: ClassVar[frozenset[object]] = frozenset()
+    """Error codes for a user or a server that may not alter tables."""
     describe_ids: ClassVar[str]
     """A query for the fields of `IdColumn`."""
 
@@ -275,10 +284,12 @@ class Dialect:
             if not self.is_creation_race(error):
                 raise
 
-    def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
-        """Returns the names of the tables that the user may use.
+    def existing(
+        self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
+    ) -> Existing:
+        """Returns the tables that the user may use, and if asked for, their columns and indexes.
 
-        With `uses_triggers`, the result also has the names of all triggers.
+        This is one statement. With `uses_triggers`, the result also has the names of all triggers.
         """
         raise NotImplementedError
 
@@ -300,7 +311,11 @@ class Dialect:
 
     @contextmanager
     def brief_waits(self, connection: Connection) -> Iterator[None]:
-        """Limits to five seconds how long a statement in the block waits for a table."""
+        """Limits to five seconds how long a statement in the block waits for a table.
+
+        Other statements queue behind one that waits. The connection gets its own limit back. On
+        SQLite, nothing queues behind a statement that waits.
+        """
         yield
 
     def check_connection(self, connection: Connection) -> None:
@@ -336,6 +351,16 @@ class Dialect:
         schema = connection.schema_for_object(messages)
         columns = inspect(connection).get_columns(messages.name, schema)
         return next(column["type"] for column in columns if column["name"] == "id")
+
+
+def by_table(names: Iterable[str], found: Iterable[Any]) -> dict[str, frozenset[str]]:
+    """Groups rows of a table and a part of it. Databases can ignore the case of both."""
+    parts: dict[str, set[str]] = {}
+    for table, part in found:
+        own = parts.setdefault(table.lower(), set())
+        if part:
+            own.add(part.lower())
+    return {name: frozenset(parts[name.lower()]) for name in names if name.lower() in parts}
 
 
 def lists_of(

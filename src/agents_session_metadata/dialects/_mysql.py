@@ -35,7 +35,7 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 
-from ._dialect import Dialect, RowTrigger, replacements
+from ._dialect import LONGEST_WAIT, Dialect, Existing, RowTrigger, by_table, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._text import MySQLTextSQL
 from .sqltypes import ID_LENGTH, SDKTime
@@ -190,8 +190,10 @@ class MySQL(Dialect):
     transient_codes = frozenset({1213, 1205, 1020, 1047})
     held_codes = frozenset({3572, 1205})
     # table exists, trigger exists, duplicate key name, duplicate foreign key name (in its two
-    # forms); and no such table, when another process has just given it its name
-    creation_race_codes = frozenset({1050, 1061, 1826, 1005, 1684, 1213, 1146, 1359})
+    # forms), duplicate column; and no such table, when another process has just given it its name
+    creation_race_codes = frozenset({1050, 1060, 1061, 1826, 1005, 1684, 1213, 1146, 1359})
+    # command denied on a database or a table, read-only server
+    denied_codes = frozenset({1044, 1142, 1290})
     describe_ids = (
         "SELECT column_name, column_type, coalesce(collation_name, ''),"
         " data_type IN ('char', 'varchar') OR data_type LIKE '%text', data_type <> 'char'"
@@ -310,16 +312,23 @@ class MySQL(Dialect):
         names: Iterable[str] = self.ask(connection, table, query).scalars()
         return names
 
-    def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
+    def existing(
+        self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
+    ) -> Existing:
+        ours = "table_schema = coalesce(:schema, database()) AND table_name IN :names"
+        views = {
+            "tables": "''",
+            **({"columns": "column_name", "statistics": "index_name"} if parts else {}),
+        }
         # Reading further columns would open each table of the schema.
-        query = text(
-            "SELECT lower(table_name) FROM information_schema.tables"
-            " WHERE table_schema = coalesce(:schema, database()) AND table_name IN :names"
-        ).bindparams(bindparam("names", expanding=True))
+        selects = [
+            f"SELECT table_name, {part} FROM information_schema.{view} WHERE {ours}"  # noqa: S608
+            for view, part in views.items()
+        ]
+        query = text(" UNION ALL ".join(selects)).bindparams(bindparam("names", expanding=True))
         parameters = {"schema": connection.schema_for_object(sessions), "names": list(names)}
         # A server can ignore the case of names, and store them in lower case.
-        tables = {*connection.scalars(query, parameters)}
-        return {name for name in names if name.lower() in tables}
+        return by_table(names, connection.execute(query, parameters))
 
     def refuses_triggers(self, error: DBAPIError) -> bool:
         # command denied on a table or database; or, with a binary log, a privilege is missing
@@ -327,12 +336,14 @@ class MySQL(Dialect):
 
     @contextmanager
     def brief_waits(self, connection: Connection) -> Iterator[None]:
-        # A statement that waits for a table blocks all later statements on it.
-        connection.execute(text("SET SESSION lock_wait_timeout = 5"))
+        own = int(connection.execute(text("SELECT @@lock_wait_timeout")).scalar_one())
+        change = "SET SESSION lock_wait_timeout = "
+        connection.execute(text(f"{change}{min(own, LONGEST_WAIT)}"))
         try:
             yield
         finally:
-            connection.execute(text("SET SESSION lock_wait_timeout = DEFAULT"))
+            if not connection.invalidated:
+                connection.execute(text(f"{change}{own}"))
 
     def check_connection(self, connection: Connection) -> None:
         if _CHECKED in connection.info:

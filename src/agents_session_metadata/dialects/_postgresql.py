@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
@@ -36,7 +37,9 @@ from sqlalchemy.types import TypeEngine
 from agents_session_metadata.text import escaped
 
 from ._dialect import (
+    LONGEST_WAIT,
     Dialect,
+    Existing,
     RowTrigger,
     Statement,
     lists_of,
@@ -114,8 +117,9 @@ class PostgreSQL(Dialect):
     transient_codes = frozenset({"40001", "40P01"})
     held_codes = frozenset({"55P03"})
     lost_statement_codes = frozenset({"26000"})
-    # duplicate table, duplicate object, and the unique index of the catalog behind both
-    creation_race_codes = frozenset({"42P07", "42710", "23505"})
+    # duplicate table, object and column, and the unique index of the catalog behind them
+    creation_race_codes = frozenset({"42P07", "42710", "42701", "23505"})
+    denied_codes = frozenset({"42501", "25006"})  # the last one on a replica
     describe_ids = (
         "SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(c.collname, ''),"
         # The type of a domain is the one under it.
@@ -246,18 +250,33 @@ class PostgreSQL(Dialect):
         names: Iterable[str] = self.ask(connection, table, query).scalars()
         return names
 
-    def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
+    def existing(
+        self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
+    ) -> Existing:
         tables = [Table(name, MetaData(), schema=sessions.schema) for name in names]
         query = (
-            "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"  # noqa: S608
-            f" WHERE has_table_privilege(to_regclass(t.name), 'select') AND {_BESIDE}"
+            f"SELECT t.place, ARRAY({_PARTS}) FROM"  # noqa: S608
+            # With OFFSET, each name is looked up once.
+            " (SELECT place, to_regclass(name) AS oid FROM unnest(CAST(:names AS text[]))"
+            " WITH ORDINALITY n (name, place) OFFSET 0) t"
+            f" WHERE has_table_privilege(t.oid, 'select') AND {_BESIDE}"
         )
         parameters: dict[str, Any] = {
             "names": [qualified_text(connection, table) for table in tables],
             "sessions": qualified_text(connection, sessions),
+            "parts": parts,
         }
-        places = connection.scalars(text(query), parameters)
-        return {names[int(place) - 1] for place in places}
+        found: Any = connection.execute(text(query), parameters)
+        return {names[int(place) - 1]: frozenset(map(str.lower, own)) for place, own in found}
+
+    @contextmanager
+    def brief_waits(self, connection: Connection) -> Iterator[None]:
+        # Until the transaction ends: after an error, no statement could restore the setting.
+        query = "SELECT set_config('lock_timeout', :limit, true)"
+        own, limit = connection.execute(text(_LOCK_TIMEOUT), {"most": LONGEST_WAIT * 1000}).one()
+        connection.execute(text(query), {"limit": limit})
+        yield
+        connection.execute(text(query), {"limit": own})
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
         names = ", ".join(qualified(connection, table) for table in tables)
@@ -331,13 +350,27 @@ def _quoted_block(*statements: str) -> str:
     return f"{tag} BEGIN {body}; END {tag}"
 
 
+_LOCK_TIMEOUT = (
+    "SELECT setting, CAST(least(nullif(CAST(setting AS bigint), 0), :most) AS text)"
+    " FROM pg_settings WHERE name = 'lock_timeout'"
+)
+"""Milliseconds, of which 0 means no limit; and the shorter one of this and another limit."""
+
+_PARTS = (
+    "SELECT CAST(a.attname AS text) FROM pg_attribute a"
+    " WHERE :parts AND a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped"
+    " UNION ALL SELECT CAST(c.relname AS text) FROM pg_index i JOIN pg_class c"
+    " ON c.oid = i.indexrelid WHERE :parts AND i.indrelid = t.oid"
+)
+"""Selects the columns and indexes of a table `t.oid`."""
+
 _BESIDE = (
-    "EXISTS (SELECT FROM pg_class r WHERE r.oid = to_regclass(t.name) AND (r.relnamespace IN"
+    "EXISTS (SELECT FROM pg_class r WHERE r.oid = t.oid AND (r.relnamespace IN"
     " ((SELECT s.relnamespace FROM pg_class s WHERE s.oid = to_regclass(:sessions)),"
     " to_regnamespace(quote_ident(current_schema()))) OR EXISTS (SELECT FROM pg_constraint c"
     " WHERE c.contype = 'f' AND c.conrelid = r.oid AND c.confrelid = to_regclass(:sessions))))"
 )
-"""Holds for a table `t.name` in the schema of the sessions table or in that in which tables are
+"""Holds for a table `t.oid` in the schema of the sessions table or in that in which tables are
 created, and for a table that refers to the sessions table."""
 
 

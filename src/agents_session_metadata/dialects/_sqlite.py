@@ -36,7 +36,7 @@ from sqlalchemy.sql.operators import custom_op
 
 from agents_session_metadata.text import escaped
 
-from ._dialect import Dialect, RowTrigger, qualified
+from ._dialect import Dialect, Existing, RowTrigger, by_table, qualified
 from ._locks import Found, Locks, Reader
 from .sqltypes import SDKTime
 
@@ -117,6 +117,7 @@ class SQLite(Dialect):
     uses_triggers = True
     probes_by_range = True
     transient_codes = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
+    denied_codes = frozenset({8})  # SQLITE_READONLY
     describe_ids = (
         "SELECT name, type, collation, type = '' OR type NOT LIKE '%INT%' AND"
         " (type LIKE '%CHAR%' OR type LIKE '%CLOB%' OR type LIKE '%TEXT%'),"
@@ -244,14 +245,26 @@ class SQLite(Dialect):
         names: Iterable[str] = self.ask(connection, table, query).scalars()
         return names
 
-    def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
-        schema = self.schema_of(connection, sessions)
-        query = f"SELECT type, name FROM {schema}sqlite_master"  # noqa: S608  # a quoted name
-        found: Any = connection.execute(text(f"{query} WHERE type IN ('table', 'trigger')")).all()
-        # SQLite ignores the case of names.
-        tables = {name.lower() for kind, name in found if kind == "table"}
-        triggers = {name for kind, name in found if kind == "trigger"}
-        return {name for name in names if name.lower() in tables} | triggers
+    def existing(
+        self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
+    ) -> Existing:
+        master = f"{self.schema_of(connection, sessions)}sqlite_master"
+        query = f"SELECT type, tbl_name, name FROM {master} WHERE type <> 'view'"  # noqa: S608
+        parameters = {}
+        if parts:
+            # A virtual table can be of a module that this process does not have.
+            query += (
+                f" UNION ALL SELECT 'column', m.name, c.name FROM (SELECT name FROM {master}"  # noqa: S608
+                " WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
+                " AND lower(name) IN (SELECT lower(value) FROM json_each(:names))) m"
+                " JOIN pragma_table_info(m.name, :schema) c"
+            )
+            schema = connection.schema_for_object(sessions)
+            parameters = {"names": json.dumps(list(names)), "schema": schema}
+        found: Any = connection.execute(text(query), parameters).all()
+        triggers = {name: frozenset[str]() for kind, _, name in found if kind == "trigger"}
+        tables = [(table, name) for kind, table, name in found if kind != "trigger"]
+        return {**triggers, **by_table(names, tables)}
 
     def table_bytes(self, connection: Connection, table: Table) -> int | None:
         master = f"{self.schema_of(connection, table)}sqlite_master"

@@ -1,7 +1,7 @@
 """Checks a live database, and prints the statements that create missing objects.
 
-`diagnose` changes nothing. `rewrite_search_keys` rewrites search keys and list elements from the
-stored values.
+`diagnose` and `upgrade` change nothing. `rewrite_search_keys` rewrites search keys and list
+elements from the stored values.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
+from agents_session_metadata.core.schema import upgrade_statements
 from agents_session_metadata.core.tables import TableNames, table_names
 from agents_session_metadata.dialects import PRODUCTS, connected_name, dialect_of
 from agents_session_metadata.dialects.urls import with_transactions
@@ -24,7 +25,9 @@ from .rows import Rewritten, check_orphans, check_values, rewrite_search_keys
 from .structure import Finding, Inspection, check_ids, check_tables
 from .triggers import check_definers, check_index_triggers, check_triggers
 
-__all__ = ["Finding", "Rewritten", "diagnose", "rewrite_search_keys"]
+__all__ = ["Finding", "Rewritten", "diagnose", "rewrite_search_keys", "upgrade"]
+
+T = TypeVar("T")
 
 Check: TypeAlias = Callable[[Inspection], Iterator[Finding]]
 _CHECKS: tuple[Check, ...] = (
@@ -43,18 +46,38 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
 
     The first finding has the versions in use. A healthy database has no other findings.
     """
-    dialect = dialect_of(engine.dialect)
-    in_transactions = with_transactions(engine).sync_engine
 
-    def examine() -> list[Finding]:
-        with dialect.connect(in_transactions) as connection, warnings.catch_warnings():
+    def examine(connection: Connection) -> list[Finding]:
+        with warnings.catch_warnings():
             # SQLAlchemy warns of columns and indexes that it cannot read, and drivers of whatever
             # the server says about tables and views of the application.
             warnings.simplefilter("ignore")
-            dialect.check_connection(connection)
             return [*_examine(Inspection(connection, names or table_names()))]
 
-    return await greenlet_spawn(examine)
+    return await _read(engine, examine)
+
+
+async def upgrade(engine: AsyncEngine, names: TableNames | None = None) -> list[str]:
+    """Returns the statements that add what a database lacks of the tables of this version.
+
+    Raises:
+        TablesMissingError: If metadata has rows but the sessions table is missing.
+    """
+    return await _read(
+        engine, lambda connection: upgrade_statements(connection, names or table_names())
+    )
+
+
+async def _read(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
+    dialect = dialect_of(engine.dialect)
+    in_transactions = with_transactions(engine).sync_engine
+
+    def connect() -> T:
+        with dialect.connect(in_transactions) as connection:
+            dialect.check_connection(connection)
+            return work(connection)
+
+    return await greenlet_spawn(connect)
 
 
 def _examine(inspection: Inspection) -> Iterator[Finding]:

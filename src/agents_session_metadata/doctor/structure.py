@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import (
+    Column,
     Connection,
     Index,
     MetaData,
@@ -22,6 +23,7 @@ from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex
 
 from agents_session_metadata.core.definitions import CORE, CREATE_TYPES
 from agents_session_metadata.core.schema import (
+    AddColumn,
     as_text,
     existing_names,
     table_elements,
@@ -34,7 +36,7 @@ from agents_session_metadata.core.tables import (
     query_tables,
 )
 from agents_session_metadata.dialects import connected_name, dialect_of, offline
-from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects._dialect import Dialect, Existing
 from agents_session_metadata.indexes.tables import ACTIVITY
 
 INDEX_AGAIN = (
@@ -52,8 +54,9 @@ class Finding:
 
     `level` is `error` if something is wrong, `warning` if it works within limits that the problem
     names, and `info` otherwise. `check` is the kind of object, such as `indexes`. `problem` also
-    says what to do. `repair` has statements in order: each is a CREATE, or a DROP TRIGGER of a
-    trigger of this package that the next statements replace.
+    says what to do. `repair` has statements in order: each is a CREATE, an ALTER TABLE that adds
+    a nullable column, or a DROP TRIGGER of a trigger of this package that the next statements
+    replace.
     """
 
     level: Level
@@ -78,7 +81,7 @@ class Inspection:
         self.queried: SessionTables = query_tables(names)
         sessions = self.queried.sessions
         self.schema: str | None = connection.schema_for_object(sessions)
-        self.existing: set[str] = existing_names(connection, self.queried)
+        self.existing: Existing = existing_names(connection, self.queried)
         types = CREATE_TYPES
         if sessions.name in self.existing:
             with suppress(NoResultFound):  # Its ids are missing or no text, which is reported.
@@ -116,13 +119,14 @@ def check_tables(inspection: Inspection) -> Iterator[Finding]:
         if table.name not in inspection.existing:
             yield _missing_table(inspection, table)
             continue
-        missing = [*_missing_columns(inspection, table)]
-        if missing:
-            yield from missing
-            continue
-        inspection.complete.add(table.name)
-        yield from _foreign_keys(inspection, table)
-        yield from _indexes(inspection, table)
+        missing = _missing_columns(inspection, table)
+        for column in missing:
+            yield _missing_column(inspection, column)
+        if not missing:
+            inspection.complete.add(table.name)
+        if all(column.nullable for column in missing):
+            yield from _foreign_keys(inspection, table)
+            yield from _indexes(inspection, table)
 
 
 def _missing_table(inspection: Inspection, table: Table) -> Finding:
@@ -143,18 +147,22 @@ def _missing_table(inspection: Inspection, table: Table) -> Finding:
     return Finding("error", "tables", problem, tuple(map(inspection.sql, statements)))
 
 
-def _missing_columns(inspection: Inspection, table: Table) -> Iterator[Finding]:
+def _missing_columns(inspection: Inspection, table: Table) -> list[Column[Any]]:
     found = {
         each["name"] for each in inspection.inspector.get_columns(table.name, inspection.schema)
     }
-    for column in table.c:
-        if column.name not in found:
-            yield Finding(
-                "error",
-                "columns",
-                f"column {table.name}.{column.name} is missing: restore the table from a backup, or"
-                f" add the column by a migration, as {inspection.sql(CreateColumn(column))}",
-            )
+    return [column for column in table.c if column.name not in found]
+
+
+def _missing_column(inspection: Inspection, column: Column[Any]) -> Finding:
+    problem = f"column {column.table.name}.{column.name} is missing"
+    if column.nullable:  # A later version has added it.
+        return Finding("error", "columns", problem, (inspection.sql(AddColumn(column)),))
+    problem += (
+        ": restore the table from a backup, or add the column by a migration, as"
+        f" {inspection.sql(CreateColumn(column))}"
+    )
+    return Finding("error", "columns", problem)
 
 
 def _foreign_keys(inspection: Inspection, table: Table) -> Iterator[Finding]:

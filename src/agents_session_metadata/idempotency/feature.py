@@ -15,13 +15,14 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Connection,
+    Index,
     String,
     delete,
     insert,
     select,
 )
 
-from agents_session_metadata.core.definitions import TableMaker
+from agents_session_metadata.core.definitions import TableMaker, derived_name
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import SessionNotFoundError
@@ -45,6 +46,7 @@ def define(make: TableMaker) -> None:
         Column("answer", make.types.text, nullable=False),
         # Microseconds since 1970, by the database's clock.
         Column("answered_at", BigInteger, nullable=False),
+        Index(derived_name(name, "_time_idx"), "answered_at"),
     )
 
 

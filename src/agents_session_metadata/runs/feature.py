@@ -88,6 +88,10 @@ def define(make: TableMaker) -> None:
         Column("progress", types.text, nullable=False),
         # The newest item after the last write of the run.
         Column("last_item", BigInteger, nullable=False),
+        # NULL in rows of version 0.2, as all columns that are added to these tables.
+        Column("alive_at", BigInteger),
+        Column("attempts", Integer),
+        # The number of the pause at which the run waits.
         Column("pause", Integer),
         Index(derived_name(runs_name, "_order_idx"), "started_at", "session_id"),
     )
@@ -125,6 +129,7 @@ def define(make: TableMaker) -> None:
         Column("message", types.text),
         Column("decided_by", types.text),
         Column("decided_at", BigInteger, nullable=False),
+        Column("owner_id", types.text),
         Column("pause", Integer),
         Column("always", Boolean),
         Index(derived_name(decisions_name, "_time_idx"), "decided_at"),

@@ -251,8 +251,9 @@ class TextIndex(IndexKind):
         plain |= {end: f"{self._rows.name}_{end}" for end in ("fts", "inserted", "deleted")}
         quote = connection.dialect.identifier_preparer.quote_identifier
         names = {key: quote(name) for key, name in plain.items()}
-        for each in statements:
-            connection.exec_driver_sql(each.format(schema=schema, **names))
+        with self._dialect.brief_waits(connection):
+            for each in statements:
+                connection.exec_driver_sql(each.format(schema=schema, **names))
 
 
 async def fill_met(database: Database, words: Mapping[int, str], *, advances: bool) -> None:

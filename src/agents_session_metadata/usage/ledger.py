@@ -175,6 +175,8 @@ def define(make: TableMaker) -> None:
         *(Column(counter, BigInteger, nullable=False) for counter in Tokens._fields),
         # In units of 10 ** -12; NULL if the model has no price.
         Column("cost", BigInteger, nullable=True),
+        # The same cost as an exact decimal number; NULL in rows of version 0.2.
+        Column("exact_cost", Text, nullable=True),
         Index(derived_name(name, "_owner_idx"), "owner_key", "day"),
         Index(derived_name(name, "_day_idx"), "day"),
     )
