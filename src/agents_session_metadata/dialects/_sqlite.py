@@ -116,7 +116,8 @@ class SQLite(Dialect):
     indexes_ids = True
     uses_triggers = True
     probes_by_range = True
-    transient_codes = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
+    transient_codes = held_codes = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
+    locks_rows = False
     denied_codes = frozenset({8})  # SQLITE_READONLY
     describe_ids = (
         "SELECT name, type, collation, type = '' OR type NOT LIKE '%INT%' AND"

@@ -508,9 +508,9 @@ class Claim:
         if id_problem(session_id) is not None:
             return False
         dialect = self._database.dialect
-        if not dialect.held_codes:
-            return store.lock(connection, session_id)
         try:
+            if not dialect.locks_rows:
+                return store.lock(connection, session_id)
             found = connection.execute(self._sql.lock_now, {"of_session": session_id}).first()
         except DBAPIError as error:
             if dialect.error_code(error) in dialect.held_codes:
