@@ -55,7 +55,12 @@ def expected(records: list[dict[str, Any]]) -> Statistics:
         if type(metadata.get(keys.COST)) in {int, float}:
             cost += Decimal(repr(metadata[keys.COST]))
         status = metadata.get("status")
-        if isinstance(status, str):
+        if not isinstance(status, str):
+            status = metadata.get("run")
+        if not isinstance(status, str):
+            runs = metadata.get("runs")
+            status = "completed" if type(runs) in (int, float) and 1 <= runs < 10**18 else None
+        if status is not None:
             by_status[status] = by_status.get(status, 0) + 1
         called = metadata.get(keys.TOOL_CALLS)
         for entry in called if isinstance(called, list) else []:

@@ -225,7 +225,7 @@ class SessionRuns:
         """Go on with a run that waits, was interrupted or has failed.
 
         Decisions are applied; if calls are undecided, the run waits again. Recorded answers and
-        outputs are given back without calling models and tools. If somebody else was faster and the
+        outputs are given back without calling models and tools. If another caller was faster and the
         run ended within the last ten minutes, its outcome is returned with `repeated=True`.
 
         Args:
@@ -250,7 +250,7 @@ class SessionRuns:
             SessionBusyError: If the run works.
             LeaseLostError: If this call has lost its lease.
             SessionChangedError: If others have changed the history, or the agents and tools are
-                not the same as before. The run stays as it is.
+                not the same as before. The run does not change.
             StateVersionError: If the SDK cannot read the state, which stays.
         """
         return await self._run(

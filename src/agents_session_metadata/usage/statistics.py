@@ -69,7 +69,7 @@ class Totals:
             self.by_agent[agent] += 1
         if _is_number(metadata.get(keys.RESUMES), 1, _MOST):
             sums["resumed"] += 1
-            sums["resumed_completed"] += status == "completed"
+            sums["resumed_completed"] += metadata.get(keys.STATUS) == "completed"
         sums["with_errors"] += _is_number(metadata.get(keys.ERROR_COUNT), 1, _MOST)
         for key in _COUNTERS:
             number: Any = metadata.get(key)
