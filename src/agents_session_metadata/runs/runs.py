@@ -225,8 +225,8 @@ class SessionRuns:
         """Go on with a run that waits, was interrupted or has failed.
 
         Decisions are applied; if calls are undecided, the run waits again. Recorded answers and
-        outputs are given back without calling models and tools. If another caller was faster and the
-        run ended within the last ten minutes, its outcome is returned with `repeated=True`.
+        outputs are given back without calling models and tools. If another caller was faster and
+        the run ended within the last ten minutes, its outcome is returned with `repeated=True`.
 
         Args:
             session_id: The session's id.
