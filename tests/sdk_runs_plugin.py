@@ -2,8 +2,8 @@
 
 The name `Runner` is rebound in the collected test modules and in the helpers that they import, and
 nowhere else. A run that `SessionRuns` can make is made by it, each on a session of its own, and the
-test gets the SDK's result. If such a run pauses and the test decides about its calls on the state of
-the result, the decisions go through `SessionRuns.decide`, and the run goes on by `resume`.
+test gets the SDK's result. If such a run pauses and the test decides about its calls on the state
+of the result, the decisions go through `SessionRuns.decide`, and the run goes on by `resume`.
 
 The other runs go to the SDK's runner, and are counted by their reason:
 
@@ -54,7 +54,7 @@ numbers = itertools.count()
 
 
 @cache
-def catalog_of(loop: asyncio.AbstractEventLoop) -> SessionCatalog:  # noqa: ARG001  # its cache key
+def catalog_of(loop: asyncio.AbstractEventLoop) -> SessionCatalog:  # the key of the cache
     return SessionCatalog.from_url(os.environ["SDK_RUNS_URL"], create_tables=True)
 
 

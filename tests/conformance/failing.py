@@ -63,14 +63,20 @@ class Turns(Model):
         calls = [function_call(name, {}, call_id=f"{turn}-{n}") for n, name in enumerate(step)]
         return ScriptedModel([calls], default_usage=USAGE)
 
-    async def get_response(self, system_instructions: Any, input: Any, *args: Any, **kw: Any) -> Any:  # noqa: A002
+    async def get_response(
+        self,
+        system_instructions: Any,
+        input: Any,  # noqa: A002  # as the SDK calls it
+        *args: Any,
+        **kw: Any,
+    ) -> Any:
         model = await self._next(input)
         return await model.get_response(system_instructions, input, *args, **kw)
 
     async def stream_response(
         self,
         system_instructions: Any,
-        input: Any,  # noqa: A002
+        input: Any,  # noqa: A002  # as the SDK calls it
         *args: Any,
         **kw: Any,
     ) -> AsyncIterator[Any]:

@@ -330,11 +330,13 @@ async def test_who_waits_is_not_held_up_by_a_lock_of_somebody_else(
     limit = 10 if shared_database.kind == "sqlite" else 3.5
     async with locked(shared_database):
         began = time.monotonic()
+        waiting = (
+            runs.run("chat", agent, "Hi", wait=1, interrupted="resume")
+            if call == "run"
+            else runs.resume("chat", agent, wait=1)
+        )
         with pytest.raises(SessionBusyError):
-            if call == "run":
-                await runs.run("chat", agent, "Hi", wait=1, interrupted="resume")
-            else:
-                await runs.resume("chat", agent, wait=1)
+            await waiting
         assert time.monotonic() - began < limit
     assert (await runs.resume("chat", agent)).final_output == "Done"
 
