@@ -2,8 +2,8 @@
 
 The name `Runner` is rebound in the collected test modules and in the helpers that they import, and
 nowhere else. A run that `SessionRuns` can make is made by it, each on a session of its own, and the
-test gets the SDK's result. If such a run pauses and the test decides about its calls on the state of
-the result, the decisions go through `SessionRuns.decide`, and the run goes on by `resume`.
+test gets the SDK's result. If such a run pauses and the test decides about its calls on the state
+of the result, the decisions go through `SessionRuns.decide`, and the run goes on by `resume`.
 
 The other runs go to the SDK's runner, and are counted by their reason:
 
@@ -54,7 +54,7 @@ numbers = itertools.count()
 
 
 @cache
-def catalog_of(loop: asyncio.AbstractEventLoop) -> SessionCatalog:  # its cache key
+def catalog_of(loop: asyncio.AbstractEventLoop) -> SessionCatalog:  # the key of the cache
     return SessionCatalog.from_url(os.environ["SDK_RUNS_URL"], create_tables=True)
 
 
@@ -182,8 +182,8 @@ class StreamedByRuns:
     """A result of `run_streamed`, which begins with the first event."""
 
     def __init__(self, part: Part) -> None:
-        self.__dict__["_part"] = part
-        self.__dict__["_result"] = None
+        self._part = part
+        self._result: Any = None
 
     @property
     def __class__(self) -> Any:
@@ -195,12 +195,6 @@ class StreamedByRuns:
     def __getattr__(self, name: str) -> Any:
         assert self._result is not None, f"the test reads {name} before the run begins"
         return getattr(self._result, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__:
-            self.__dict__[name] = value
-        else:
-            setattr(self._result, name, value)
 
     async def stream_events(self) -> AsyncIterator[Any]:
         part = self._part

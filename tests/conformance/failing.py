@@ -64,7 +64,11 @@ class Turns(Model):
         return ScriptedModel([calls], default_usage=USAGE)
 
     async def get_response(
-        self, system_instructions: Any, input: Any, *args: Any, **kw: Any
+        self,
+        system_instructions: Any,
+        input: Any,  # noqa: A002  # as the SDK calls it
+        *args: Any,
+        **kw: Any,
     ) -> Any:
         model = await self._next(input)
         return await model.get_response(system_instructions, input, *args, **kw)
@@ -72,7 +76,7 @@ class Turns(Model):
     async def stream_response(
         self,
         system_instructions: Any,
-        input: Any,  # noqa: A002
+        input: Any,  # noqa: A002  # as the SDK calls it
         *args: Any,
         **kw: Any,
     ) -> AsyncIterator[Any]:

@@ -210,8 +210,8 @@ async def test_a_key_with_another_request_is_refused(runs, till, state, other) -
     elif state == "waiting":
         await runs.run("chat", till.agent(["pay"], tools=tools), "Refund order 7", key="k")
     elif state == "failed":
+        agent = till.agent(RuntimeError("429"))
         with pytest.raises(RuntimeError):
-            agent = till.agent(RuntimeError("429"))
             await runs.run("chat", agent, "Refund order 7", key="k")
     else:
         await interrupt(runs, till, "Refund order 7", key="k")
