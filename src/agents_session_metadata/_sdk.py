@@ -684,7 +684,10 @@ def was_cancelled(result: RunResultStreaming) -> bool:
 def check_runner_options(options: dict[str, Any]) -> None:
     """Raises what the runner raises for its arguments `hooks` and `run_config`."""
     validate_run_hooks(options.get("hooks"))
-    run_config_of(options.get("run_config"))
+    config = options.get("run_config")
+    if config is not None:
+        # With a provider of models, for which none is made here.
+        _coerce_run_config({"model_provider": None, **config} if type(config) is dict else config)
 
 
 def agent_named(agent: Agent[Any], name: str) -> Agent[Any] | None:

@@ -200,7 +200,7 @@ async def test_who_has_lost_the_lease_writes_nothing(runs, shop) -> None:
     shop.gate.set()
     with pytest.raises(LeaseLostError) as caught:
         await task
-    assert caught.value.reason == "stopped"
+    assert caught.value.reason == "taken"
     assert await history(runs) == after
     assert after == [*before, "user", "message"]
 

@@ -203,7 +203,7 @@ async def test_a_hook_of_an_agent_that_raises_fails_the_run_at_once(runs, till) 
             fail()
 
     agent = till.agent(["charge", "other"], "Done", hooks=Auditing())
-    with pytest.raises(RuntimeError, match="no audit log"):
+    with pytest.raises(UserError, match="no audit log"):
         await runs.run("chat", agent, "Hi")
     assert await status(runs) == "failed"
     assert "no audit log" in (await runs.get("chat")).error

@@ -16,7 +16,7 @@ from sqlalchemy import event
 
 from agents_session_metadata import (
     LeaseLostError,
-    RunFailedError,
+    RunCancelledError,
     SessionBusyError,
     SessionCatalog,
     SessionRuns,
@@ -406,7 +406,7 @@ async def test_waiters_of_a_run_that_is_ended_by_force_go_on(runs, till) -> None
     await asyncio.sleep(0.2)
     await runs.discard("chat", force=True)
     assert (await other).final_output == "Next"
-    with pytest.raises(RunFailedError):
+    with pytest.raises(RunCancelledError):
         await same
     await lost(run)
     rows = await raw.execute(runs.catalog.engine, f"SELECT status FROM {RUNS_TABLE}")

@@ -110,6 +110,8 @@ class Dialect:
     creation_race_codes: ClassVar[frozenset[object]] = frozenset()
     """Error codes for a CREATE that failed because another process ran the same one first."""
     transient_codes: ClassVar[frozenset[object]] = frozenset()
+    locks_rows: ClassVar[bool] = True
+    """A transaction locks single rows, and does not keep out all other writers."""
     held_codes: ClassVar[frozenset[object]] = frozenset()
     """Error codes for a row or a table that another transaction has locked, if that can be."""
     denied_codes: ClassVar[frozenset[object]] = frozenset()

@@ -232,11 +232,22 @@ def infos_of(
         calls = load_pending(row.pending, encryption) if row.status == WAITING else []
         decided = decided_calls(calls, decisions.get(row.session_id, ()))
         pending = (replace(call, decision=decided.get(call.call_id)) for call in calls)
-        error = encryption.shown(row.error) if row.status == FAILED else None
+        error = load_error(row.error, encryption) if row.status == FAILED else None
         moment = _moment(row.started_at)
         return RunInfo(row.session_id, row.status, row.agent, tuple(pending), moment, error)
 
     return [info(row) for row in rows]
+
+
+def dump_error(text: str, encryption: Encryption) -> str:
+    return encryption.dump(text)
+
+
+def load_error(stored: str | None, encryption: Encryption) -> str | None:
+    text = encryption.shown(stored)
+    # Errors of 0.2.0 are not JSON. They begin with the name of a type.
+    is_json = text is not None and text.startswith('"')
+    return json.loads(text) if text is not None and is_json else text
 
 
 # ---- decisions ----

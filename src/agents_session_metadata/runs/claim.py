@@ -267,6 +267,12 @@ class Statements:
         self.finish: Delete = delete(runs).where(held)
         self.delete_steps: Delete = delete(steps).where(steps.c.session_id == session)
         self.holder: Select[Any] = select(runs.c.token).where(own)
+        keys = keys_table(tables)
+        since = now - bindparam("age", type_=BigInteger)
+        outcomes = select(keys.c.run_id, keys.c.status).where(
+            keys.c.session_id == session, keys.c.ended_at >= since
+        )
+        self.outcome: Select[Any] = outcomes.order_by(keys.c.ended_at.desc()).limit(1)
         number, value = (
             bindparam("number", type_=Integer),
             bindparam("value", type_=steps.c.value.type),
@@ -298,7 +304,8 @@ class Lease:
         self.sql: Statements = statements(store.database.tables, store.database.dialect)
         self._duration = duration
         self._own = {"of_session": session_id, "of_token": self.token, "lease": duration}
-        self._renewed = _clock()
+        self._claimed = self._renewed = _clock()
+        self.run_id: str | None = None
 
     def holds(self, connection: Connection, statement: Any, **values: Any) -> bool:
         """Executes a statement, and returns whether it has found its row."""
@@ -313,10 +320,15 @@ class Lease:
         own: Any = {"of_session": self.session_id}
         reason: LeaseLostReason = "deleted"
         holder = connection.scalar(self.sql.holder, own)
-        if holder is None and self.store.finds(connection, self.session_id):
-            reason = "stopped"
-        elif holder not in (None, self.token):
+        if holder not in (None, self.token):
             reason = "taken"
+        elif holder is None and self.store.finds(connection, self.session_id):
+            # The run is over. Whoever has taken it before has left an outcome.
+            age = int((_clock() - self._claimed) * 1_000_000)
+            outcome = connection.execute(self.sql.outcome, {**own, "age": age}).first()
+            is_own = outcome is not None and outcome.run_id == self.run_id
+            was_given_up = outcome is None or (is_own and outcome.status == CANCELLED)
+            reason = "stopped" if was_given_up else "taken"
         self.lost = LeaseLostError(self.session_id, reason)
         return self.lost
 
@@ -609,6 +621,7 @@ class Claim:
         agent = "" if end.has_agent else request.agent_name
         show(self._store, connection, request.session_id, RUNNING, agent)
         row = SimpleNamespace(**values, state=None, pause=None)
+        lease.run_id = row.run_id
         return Claimed(row, Record(lease, progress, encryption, {}, {}))
 
     def _go_on(self, lease: Lease, connection: Connection, row: Any, *, is_other: bool) -> Claimed:
@@ -647,6 +660,7 @@ class Claim:
         decided = decided_calls(calls, found.get(session_id, ()))
         record = Record(lease, progress, encryption, loaded, decided)
         before = INTERRUPTED if row.status == RUNNING else row.status
+        lease.run_id = row.run_id
         return Claimed(row, record, before, is_other)
 
     def _take_back(self, connection: Connection, progress: Progress) -> Progress:

@@ -208,8 +208,14 @@ class RecordedHooks(RunHooks[Any]):
             return Silence()
         if event == "on_tool_end" and isinstance(args[1], (FunctionTool, CustomTool)):
             return self._end_tool(call, context, call_id, *args)
+        if event in ("on_llm_start", "on_tool_start"):
+            return self._begin(call, context, *args)
         heard: Awaitable[Any] = call(context, *args, **named)
         return heard
+
+    async def _begin(self, call: Any, context: Any, *args: Any) -> None:
+        await self._record.check()
+        await call(context, *args)
 
     async def _end_tool(self, call: Any, context: Any, call_id: str | None, *args: Any) -> None:
         answer = self._record.answers.pop(call_id, None) or ToolAnswer(args[-1], raised=True)
