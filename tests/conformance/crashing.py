@@ -141,7 +141,7 @@ async def run_until_it_ends(
             return kills
         await catalog.engine.dispose()
         decided = len(await SessionRuns(catalog).decisions("chat"))
-        recorded = await _recorded(catalog)
+        recorded = await recorded_calls(catalog)
         await raw.execute(catalog.engine, "UPDATE agent_sessions_metadata_runs SET expires = 0")
         infos = (await SessionRuns(catalog).list()).runs
         assert {each.status for each in infos} <= {"interrupted", "waiting"}
@@ -164,7 +164,7 @@ def _run(url: str, log: Path, moment: int) -> list[Any] | None:
         script.kill()
 
 
-async def _recorded(catalog: SessionCatalog) -> set[str]:
+async def recorded_calls(catalog: SessionCatalog) -> set[str]:
     """The ids of the calls whose output is recorded or in the history."""
     rows = await raw.execute(
         catalog.engine, "SELECT value FROM agent_sessions_metadata_run_steps ORDER BY number"
