@@ -26,6 +26,7 @@ from agents_session_metadata import (
     BudgetExceededError,
     ModelPrice,
     RunInterruptedError,
+    RunNotFoundError,
     SessionBusyError,
     SessionCatalog,
     SessionNotFoundError,
@@ -109,7 +110,8 @@ async def send(user: str, chat_id: str, text: str, key: str | None = None) -> Se
 
 
 async def decide(user: str, chat_id: str, call_id: str, approve: bool) -> SessionRun:
-    with suppress(RunInterruptedError):  # It was decided, and the process died after that.
+    # If it was decided before: by a first click, or by a process that died after that.
+    with suppress(RunNotFoundError, SessionBusyError, RunInterruptedError):
         await runs_of(user).decide(chat_id, call_id, approve=approve, by=user)
     async with tracked(user, chat_id) as hooks:
         return await runs_of(user).resume(chat_id, agent, hooks=hooks, wait=60)
@@ -179,6 +181,7 @@ async def problem(_: Request, error: Exception) -> JSONResponse:
 
 STATUS: dict[Any, int] = {
     SessionNotFoundError: 404,
+    RunNotFoundError: 404,
     SessionBusyError: 409,
     SessionPausedError: 409,
     BudgetExceededError: 429,
