@@ -795,6 +795,7 @@ class SessionCatalog:
         limit: int = 100,
         cursor: str | None = None,
         newest_first: bool = False,
+        max_bytes: int | None = None,
     ) -> ItemPage:
         """Return a page of the items of a session's history, in the order of `get_items`.
 
@@ -807,6 +808,9 @@ class SessionCatalog:
             limit: The maximum number of items per page, 1 to 1,000.
             cursor: The `next_cursor` of the previous page, for the same session, order and scope.
             newest_first: Return the newest items first instead of the oldest.
+            max_bytes: The maximum size of the stored JSON of all items on the page. The page ends
+                before the item that would exceed it, and has a `next_cursor`. The first item is
+                always returned. Items that are not on the page are not read into memory.
 
         Returns:
             The page. It is empty if the session does not exist.
@@ -815,11 +819,18 @@ class SessionCatalog:
             InvalidCursorError: If the cursor is damaged or belongs to another query.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If the id is not a string.
-            ValueError: If `limit` is out of range.
+            ValueError: If `limit` or `max_bytes` is out of range.
         """
         check_limit(limit, LONGEST_PAGE)
+        if max_bytes is not None:
+            check_limit(max_bytes, 2**63 - 1, "max_bytes")
         return await list_items(
-            self._store, session_id, limit=limit, cursor=cursor, newest_first=newest_first
+            self._store,
+            session_id,
+            limit=limit,
+            cursor=cursor,
+            newest_first=newest_first,
+            max_bytes=max_bytes,
         )
 
     async def rewind_session(

@@ -58,6 +58,29 @@ async def test_items_in_the_order_of_their_times(catalog):
         assert [each["id"] for each in removed["data"]] == [newest]
 
 
+async def test_a_page_has_16_mib_of_items_at_most(catalog):
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    for number in range(5):
+        await session.add_items([user(f"{number}" + "x" * (7 << 20))])
+    async with raw_client(mounted(catalog)) as client:
+        for order in ("asc", "desc"):
+            found, sizes, more = [], [], True
+            while more:
+                after = {"after": found[-1]} if found else {}
+                page = await client.get(
+                    "/conversations/chat/items", params={"limit": 100, "order": order, **after}
+                )
+                assert len(page.content) < 17 << 20
+                body = page.json()
+                found += [each["id"] for each in body["data"]]
+                sizes.append(len(body["data"]))
+                more = body["has_more"]
+            assert (len(set(found)), sizes) == (5, [2, 2, 1])
+        removed = (await client.post("/conversations/chat/rewind", json={"turns": 4})).json()
+        assert (len(removed["data"]), removed["has_more"]) == (2, True)
+    assert len(await session.get_items()) == 1
+
+
 async def test_lists_of_conversations(catalog):
     for number in range(5):
         metadata = {"owner_id": "u1", "n": number, "tags": ["x", f"t{number}"], "title": "T"}

@@ -219,6 +219,10 @@ class SQLite(Dialect):
             insert = f"INSERT INTO {name} ({columns}) VALUES ({marks})"  # noqa: S608  # names
             connection.exec_driver_sql(insert, [tuple(map(row.get, rows[0])) for row in rows])
 
+    def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
+        # `octet_length` is new in SQLite 3.43.
+        return func.length(cast(column, LargeBinary))
+
     def now(self) -> ColumnElement[int]:
         # Days since 1970. SQLite's clock has a precision of milliseconds.
         days = func.julianday("now", type_=REAL) - 2440587.5

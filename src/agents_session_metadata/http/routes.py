@@ -56,6 +56,8 @@ READ_ONLY = (
 )
 """Metadata keys that no client may write, besides those of the scope."""
 
+LARGEST_PAGE = 16 << 20
+"""Bytes of the stored items on a page."""
 _COUNTED = 1000
 """The number of newest matching sessions whose values are counted."""
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
@@ -206,7 +208,12 @@ class Call:
             )
         except ValueError as error:
             raise _impossible_cut(error) from error
-        shown = [shown_item(info) for info in removed[: requests.LONGEST_PAGE]]
+        shown, size = list[JSONObject](), 0
+        for info in removed[: requests.LONGEST_PAGE]:
+            size += len(json.dumps(info.item))
+            if shown and size > LARGEST_PAGE:
+                break
+            shown.append(shown_item(info))
         return _list(shown, has_more=len(removed) > len(shown))
 
     async def search(self) -> JSONObject:
@@ -260,6 +267,7 @@ class Call:
                 limit=query.limit,
                 newest_first=query.order == "desc",
                 after=None if query.after is None else wanted_items(query.after),
+                max_bytes=LARGEST_PAGE,
             )
         except ItemGoneError:
             await self._require()
