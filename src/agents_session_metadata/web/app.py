@@ -46,6 +46,7 @@ _READ = {
     "/": list_page.sessions,
     "/session": session_page.session,
     "/session.json": session_page.raw,
+    "/item": session_page.item,
     "/runs": runs_page.page,
     "/statistics": statistics_page.page,
     "/events": list_page.events,
