@@ -317,7 +317,7 @@ def test_asking_before_something_is_lost(tmp_path):
 
 def test_names_are_no_markup_at_a_terminal():
     parent, child = pty.openpty()
-    with open(child, "w") as terminal, contextlib.redirect_stderr(terminal):
+    with os.fdopen(child, "w") as terminal, contextlib.redirect_stderr(terminal):
         for name in ("[/x]", "[bold]x"):
             with cli_output.progress(f"indexing {name}") as reach:
                 reach(1)

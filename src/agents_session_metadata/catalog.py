@@ -552,7 +552,8 @@ class SessionCatalog:
         ordering = Ordering.parse(order_by)
         details = Details(storable_keys(keys), count_items, preview)
         condition = self._store.condition(where)
-        after = None if cursor is None else decode_cursor(cursor, condition, ordering)
+        time = self._store.database.dialect.stored_time
+        after = None if cursor is None else decode_cursor(cursor, condition, ordering, time)
         # One more than requested tells whether there is a next page.
         found = await self._read(
             lambda reader: reader.page(

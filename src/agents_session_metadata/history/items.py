@@ -64,7 +64,8 @@ async def list_items(
     begin = None
     if cursor is not None:
         question = _question(store, session_id, newest_first=newest_first)
-        begin = ItemPosition(*unseal(cursor, question, str, int))
+        time = store.database.dialect.stored_time
+        begin = ItemPosition(*unseal(cursor, question, time, int))
 
     def read(connection: Connection) -> tuple[list[PlacedItem], ItemPosition | None]:
         """Returns items, and the place of the last one if there are more."""
@@ -193,10 +194,10 @@ async def read_found(
 
 
 async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
-    """Does not change `updated_at`, like `pop_item`."""
+    """Does not change `updated_at`, like `pop_item`. Raises if a run works or waits."""
 
     def delete(connection: Connection) -> bool:
-        store.require(connection, session_id)
+        lock_to_change(store, connection, session_id)
         found = _place(store, session_id, wanted, connection)
         if found is not None:
             delete_messages(store.database, connection, session_id, [found[0].item_id])
