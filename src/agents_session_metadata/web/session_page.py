@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from decimal import Decimal
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -197,9 +196,9 @@ class Turn:
         return sum(row.total_tokens for row in self.usage)
 
     @property
-    def cost(self) -> Decimal | None:
+    def cost(self) -> float | None:
         costs = [row.cost for row in self.usage if row.cost is not None]
-        return sum(costs, Decimal(0)) if costs else None
+        return sum(map(float, costs)) if costs else None
 
 
 def turns(
