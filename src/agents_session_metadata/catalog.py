@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import uuid
@@ -15,7 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from datetime import date, timedelta
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -190,9 +191,9 @@ class SessionCatalog:
         catalog._owns_engine = True
         return catalog
 
-    @classmethod
-    def _sharing(cls, store: ScopedStore, **session_arguments: Any) -> Self:
-        catalog = cls.__new__(cls)
+    @staticmethod
+    def _sharing(store: ScopedStore, **session_arguments: Any) -> SessionCatalog:
+        catalog = SessionCatalog.__new__(SessionCatalog)
         catalog._store = store
         catalog._session_arguments = session_arguments
         catalog._owns_engine = False
@@ -225,7 +226,8 @@ class SessionCatalog:
         Every session object and cursor that the scoped catalog returns is restricted to the scope.
         New sessions get the values. A session outside the scope behaves as if it did not exist:
         reads return `None`, `{}` or nothing, deletes do nothing, and other writes raise
-        `SessionNotFoundError`. The scope of a scoped catalog can only be narrowed.
+        `SessionNotFoundError`. The scope of a scoped catalog can only be narrowed. It is a shallow
+        copy of this one, so that a subclass keeps its attributes.
 
         ```python
         mine = catalog.scoped({"owner_id": "u1"})
@@ -243,7 +245,13 @@ class SessionCatalog:
             TypeError: If `values` is not a mapping.
             ValueError: If `values` is empty, or a value is `None`.
         """
-        return self._sharing(self._store.within(values), **self._session_arguments)
+        scoped = copy.copy(self)
+        scoped._store, scoped._owns_engine = self._store.within(values), False
+        for name in list(vars(scoped)):
+            # It may depend on the scope.
+            if isinstance(getattr(type(self), name, None), cached_property):
+                del vars(scoped)[name]
+        return scoped
 
     # ---- one session ----
 
@@ -742,9 +750,6 @@ class SessionCatalog:
         Each transaction checks filter and activity again under its locks, and skips sessions that
         become active in the meantime. After a crash, run it again. Reading a session and writing
         its metadata are not activity.
-
-        A session is skipped, with a warning in the log, if a key of the filter has a value that
-        does not match its search key, for example because it was changed with SQL.
 
         ```python
         where = {"pinned": {"$ne": True}}
