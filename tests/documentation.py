@@ -208,7 +208,8 @@ def _check_command(line: str, block: Block) -> None:
         shown = run(words[1], "--help").output
         assert all(option in shown for option in options), block.place
     elif words[0] == "pytest":
-        assert words[1:] == ["--session=sessions:make_session"], block.place  # of a test of its own
+        kit = ["-p", "agents_session_metadata.testing", "--agents-session=sessions:make_session"]
+        assert words[1:] == kit, block.place  # of a test of its own
     elif words[:2] == ["pip", "install"]:
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         for extra in _extras(words[2]):

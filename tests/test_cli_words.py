@@ -315,6 +315,16 @@ def test_asking_before_something_is_lost(tmp_path):
     assert run("count", url=url).stdout == "0\n"
 
 
+def test_names_are_no_markup_at_a_terminal():
+    parent, child = pty.openpty()
+    with os.fdopen(child, "w") as terminal, contextlib.redirect_stderr(terminal):
+        for name in ("[/x]", "[bold]x"):
+            with cli_output.progress(f"indexing {name}") as reach:
+                reach(1)
+            assert f"indexing {name}" in os.read(parent, 10_000).decode()
+    os.close(parent)
+
+
 def test_what_steers_a_terminal_is_not_printed_to_it(tmp_path):
     url = f"sqlite:///{tmp_path}/x.db"
     evil = "\x1b[2J\x1b]0;owned\x07\u202e[red]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from importlib.metadata import entry_points
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -25,6 +26,7 @@ FAULTY = [
 ]
 
 
+KIT = ("-p", "agents_session_metadata.testing")
 LOOP_SCOPE = "asyncio_default_fixture_loop_scope=function"
 SUITE = """
 import faulty_sessions, pytest, reported_sessions
@@ -44,7 +46,7 @@ def run(pytester: pytest.Pytester):
 
 
 def test_right_session_passes(run):
-    done = run("--session=faulty_sessions:Right")
+    done = run(*KIT, "--agents-session=faulty_sessions:Right")
     assert done.ret == 0, done.outlines + done.errlines
     assert f"{len(TESTS)} passed" in str(done.stdout)
 
@@ -62,22 +64,45 @@ def test_each_test_can_fail(run, pytester):
 
 def test_sessions_in_memory(run):
     """Without a second object of the same id, tests that need one are left out, and said to be."""
-    done = run("--session=agents:SQLiteSession", "--session-in-memory")
-    shared = sum("shared" in str(getattr(vars(contract)[name], "pytestmark", "")) for name in TESTS)
+    done = run(*KIT, "--agents-session=agents:SQLiteSession", "--agents-session-in-memory")
+    shared = sum("shared" in getattr(vars(contract)[name], "needs", ()) for name in TESTS)
     assert f"{len(TESTS) - shared} passed, {shared} deselected" in str(done.stdout), done.outlines
+
+
+def test_sessions_on_a_server_that_normalizes_items(run):
+    """Those of the SDK's `OpenAIConversationsSession`; what cannot hold there is left out."""
+    done = run(*KIT, "--agents-session=reported_sessions:on_server", "--agents-session-on-server")
+    exact = sum("exact" in getattr(vars(contract)[name], "needs", ()) for name in TESTS)
+    assert 0 < exact < len(TESTS)
+    assert f"{len(TESTS) - exact} passed, {exact} deselected" in str(done.stdout), done.outlines
+
+
+def test_pytest_knows_nothing_of_the_kit_unless_asked(pytester):
+    """A project can have options and fixtures of these names."""
+    pytester.makeconftest(
+        "def pytest_addoption(parser):\n"
+        "    parser.addoption('--session')\n"
+        "    parser.addoption('--session-in-memory')\n"
+    )
+    pytester.makepyfile("def test_option(pytestconfig): assert pytestconfig.option.session == 'x'")
+    done = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "--session=x")
+    assert "1 passed" in str(done.stdout), done.outlines + done.errlines
+    assert not entry_points(group="pytest11", name="agents-session-metadata")
+    told = pytester.runpytest_subprocess("--help", "-p", "no:cacheprovider")
+    assert "agents" not in str(told.stdout)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "--session must be package.module:factory, got 'nothing'"),
+        ("nothing", "--agents-session must be package.module:factory, got 'nothing'"),
         ("agents:Nothing", "has no attribute 'Nothing'"),
         ("no_such_module:factory", "No module named 'no_such_module'"),
-        ("sys:path", "--session: sys:path is not callable"),
+        ("sys:path", "--agents-session: sys:path is not callable"),
     ],
 )
 def test_wrong_name(run, name, message):
-    done = run(f"--session={name}")
+    done = run(*KIT, f"--agents-session={name}")
     assert done.ret == 4
     assert message in str(done.stderr)
 

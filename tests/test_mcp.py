@@ -322,6 +322,22 @@ async def test_half_of_a_character_is_answered(catalog, shared_database):
         assert long["json_text"].endswith('"\ufffd","\ufffd",')
 
 
+async def test_a_page_of_a_history_has_1_mib_of_items_at_most(catalog, shared_database):
+    for number in range(3):
+        await catalog.session("gt-alpha-Toast").add_items(
+            [{"role": "user", "content": f"{number}" + "x" * (1 << 20)}]
+        )
+    async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
+        cursor, shown = None, []
+        while cursor or not shown:
+            more = {"cursor": cursor} if cursor else {}
+            answer = await tools("get_history", session="gt-alpha-Toast", **more)
+            [item] = answer["items"]
+            shown.append(item["json_text"][26])
+            cursor = answer["next_cursor"]
+        assert shown == ["0", "1", "2"]
+
+
 async def test_search_stays_in_the_scope(catalog, shared_database):
     await catalog.session("gt-alpha-Toast").add_items([{"role": "user", "content": "tram 28"}])
     await catalog.session("secret").add_items([{"role": "user", "content": "a secret tram"}])

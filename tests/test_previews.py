@@ -11,6 +11,8 @@ from scaling import examples
 
 from agents_session_metadata.query.details import HEAD, LENGTH, preview_of
 
+LONG = "x" * 5_000
+
 
 @examples(200)
 @given(st.text(), st.booleans(), st.booleans())
@@ -40,6 +42,14 @@ def test_the_beginning_of_the_text(text, ensure_ascii, role_first):
         ({"type": "message", "role": "user"}, None),
         ({"role": "assistant", "content": "x", "more": {"role": "user"}}, None),
         (["role", "user"], None),
+        # The text of another item is none of the user, however long the item is.
+        ({"role": "assistant", "content": LONG, "more": {"role": "user"}}, None),
+        ({"type": "x", "input": [{"role": "user", "content": LONG}]}, None),
+        ({"type": "x_output", "output": {"role": "user", "content": "a"}, "more": LONG}, None),
+        ({"input": {"role": "user"}, "role": "assistant", "content": LONG}, None),
+        ({"type": "message", "role": "user", "content": LONG}, LONG[:LENGTH]),
+        ({"content": [{"type": "input_text", "text": LONG}], "role": "user"}, LONG[:LENGTH]),
+        ({"content": '{"type": "x", [' * 1_000, "role": "user"}, ('{"type": "x", [' * 20)[:LENGTH]),
     ],
 )
 def test_messages(item, expected):

@@ -241,6 +241,7 @@ def test_arguments() -> None:
         (TypeError, {"catalog": catalog, "scope": None, "by": 7}),
         (TypeError, {"catalog": catalog, "scope": None, "currency": 7}),
         (ValueError, {"catalog": catalog, "scope": None, "max_streams": 0}),
+        (ValueError, {"catalog": catalog, "scope": None, "max_streams_per_scope": 0}),
     ):
         with pytest.raises(error):
             browser_app(**arguments)

@@ -3,6 +3,10 @@
 # ruff: noqa: RUF001
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from random import Random
+
 from conformance.search_oracle import words
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +70,19 @@ def test_marks_without_end_are_ignored():
     # Sorting these takes longer than anybody waits if all are sorted together.
     text = "e" + "\u0301\u0323" * 500_000 + "x kept"
     assert [token.word for token in tokenize(text)] == ["ex", "kept"]
+
+
+def test_the_caches_do_not_keep_the_texts_of_users() -> None:
+    chance = Random(1)
+    han = "".join(map(chr, range(0x4E00, 0x6000)))
+    tracemalloc.start()
+    try:
+        for letters in ("абвгдежзиклмно", han, "é\u0301\u0302\u0303\u0304"):
+            for _ in range(2_000):
+                text = "".join(chance.choices(letters, k=60))
+                stored_words(text)
+                list(tokenize(text))
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 15 << 20
+    finally:
+        tracemalloc.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import uuid
@@ -15,7 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from datetime import date, timedelta
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -190,9 +191,9 @@ class SessionCatalog:
         catalog._owns_engine = True
         return catalog
 
-    @classmethod
-    def _sharing(cls, store: ScopedStore, **session_arguments: Any) -> Self:
-        catalog = cls.__new__(cls)
+    @staticmethod
+    def _sharing(store: ScopedStore, **session_arguments: Any) -> SessionCatalog:
+        catalog = SessionCatalog.__new__(SessionCatalog)
         catalog._store = store
         catalog._session_arguments = session_arguments
         catalog._owns_engine = False
@@ -225,7 +226,8 @@ class SessionCatalog:
         Every session object and cursor that the scoped catalog returns is restricted to the scope.
         New sessions get the values. A session outside the scope behaves as if it did not exist:
         reads return `None`, `{}` or nothing, deletes do nothing, and other writes raise
-        `SessionNotFoundError`. The scope of a scoped catalog can only be narrowed.
+        `SessionNotFoundError`. The scope of a scoped catalog can only be narrowed. It is a shallow
+        copy of this one, so that a subclass keeps its attributes.
 
         ```python
         mine = catalog.scoped({"owner_id": "u1"})
@@ -243,7 +245,13 @@ class SessionCatalog:
             TypeError: If `values` is not a mapping.
             ValueError: If `values` is empty, or a value is `None`.
         """
-        return self._sharing(self._store.within(values), **self._session_arguments)
+        scoped = copy.copy(self)
+        scoped._store, scoped._owns_engine = self._store.within(values), False
+        for name in list(vars(scoped)):
+            # It may depend on the scope.
+            if isinstance(getattr(type(self), name, None), cached_property):
+                del vars(scoped)[name]
+        return scoped
 
     # ---- one session ----
 
@@ -552,7 +560,8 @@ class SessionCatalog:
         ordering = Ordering.parse(order_by)
         details = Details(storable_keys(keys), count_items, preview)
         condition = self._store.condition(where)
-        after = None if cursor is None else decode_cursor(cursor, condition, ordering)
+        time = self._store.database.dialect.stored_time
+        after = None if cursor is None else decode_cursor(cursor, condition, ordering, time)
         # One more than requested tells whether there is a next page.
         found = await self._read(
             lambda reader: reader.page(
@@ -742,9 +751,6 @@ class SessionCatalog:
         become active in the meantime. After a crash, run it again. Reading a session and writing
         its metadata are not activity.
 
-        A session is skipped, with a warning in the log, if a key of the filter has a value that
-        does not match its search key, for example because it was changed with SQL.
-
         ```python
         where = {"pinned": {"$ne": True}}
         await catalog.delete_sessions(where, inactive_for=timedelta(days=30))
@@ -795,6 +801,7 @@ class SessionCatalog:
         limit: int = 100,
         cursor: str | None = None,
         newest_first: bool = False,
+        max_bytes: int | None = None,
     ) -> ItemPage:
         """Return a page of the items of a session's history, in the order of `get_items`.
 
@@ -807,6 +814,9 @@ class SessionCatalog:
             limit: The maximum number of items per page, 1 to 1,000.
             cursor: The `next_cursor` of the previous page, for the same session, order and scope.
             newest_first: Return the newest items first instead of the oldest.
+            max_bytes: The maximum size of the stored JSON of all items on the page. The page ends
+                before the item that would exceed it, and has a `next_cursor`. The first item is
+                always returned. Items that are not on the page are not read into memory.
 
         Returns:
             The page. It is empty if the session does not exist.
@@ -815,11 +825,18 @@ class SessionCatalog:
             InvalidCursorError: If the cursor is damaged or belongs to another query.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If the id is not a string.
-            ValueError: If `limit` is out of range.
+            ValueError: If `limit` or `max_bytes` is out of range.
         """
         check_limit(limit, LONGEST_PAGE)
+        if max_bytes is not None:
+            check_limit(max_bytes, 2**63 - 1, "max_bytes")
         return await list_items(
-            self._store, session_id, limit=limit, cursor=cursor, newest_first=newest_first
+            self._store,
+            session_id,
+            limit=limit,
+            cursor=cursor,
+            newest_first=newest_first,
+            max_bytes=max_bytes,
         )
 
     async def rewind_session(

@@ -6,9 +6,10 @@ from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from agents import Runner, function_tool
+from agents import RunHooks, Runner, function_tool
 from processes import run_processes
 from scaling import scale
 from sqlalchemy import make_url
@@ -109,6 +110,22 @@ async def test_a_budget_of_a_session(session, catalog):
     await run(await catalog.create_session("other"), budget)
     [total] = await catalog.usage(session_id="chat", by=())
     assert (total.requests, total.cost) == (4, 4)
+
+
+async def test_hooks_of_the_application_are_called_after_the_tracker(session):
+    heard = []
+
+    class Own(RunHooks[Any]):
+        async def on_llm_start(self, *_: Any) -> None:
+            heard.append("start")
+
+    budget = Budget(tokens=1)
+    await run(session, budget, hooks=Own())
+    assert heard == ["start"]
+    # A call that the tracker refuses does not start.
+    with pytest.raises(BudgetExceededError):
+        await run(session, budget, hooks=Own())
+    assert heard == ["start"]
 
 
 async def test_a_session_outside_the_scope_has_spent_nothing(catalog):

@@ -69,6 +69,25 @@ async def prepared(engine, turns: int = 0) -> SQLAlchemyMetadataSession:
     return session
 
 
+@pytest.mark.only_on("sqlite-memory", "sqlite-file")
+async def test_an_error_of_several_rows_names_its_own_statement(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("first", metadata={"a": 1})
+    for table in ("agent_sessions_metadata", "agent_sessions_metadata_elements"):
+        await raw.execute(
+            engine,
+            f"CREATE TRIGGER failing BEFORE INSERT ON {table}"
+            " BEGIN SELECT RAISE(ABORT, 'not here'); END",
+        )
+        metadata = {"title": "A", "owner_id": "u1", "tags": ["a", "b"]}
+        with pytest.raises(DBAPIError, match="not here") as caught:
+            await catalog.create_session("second", metadata=metadata)
+        assert caught.value.statement.startswith(f"INSERT INTO {table} (")
+        assert len(caught.value.params) >= 2
+        assert await catalog.get_session("second") is None
+        await raw.execute(engine, "DROP TRIGGER failing")
+
+
 @through_proxy
 async def test_a_connection_lost_before_the_commit(proxied):
     proxy, engine = proxied

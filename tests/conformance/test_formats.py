@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agents_session_metadata import InvalidCursorError, SessionCatalog
+from agents_session_metadata.dialects.sqltypes import SDKTime
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.query.ordering import Ordering, Position, decode_cursor, encode_cursor
 from agents_session_metadata.values import search_key
@@ -72,10 +73,10 @@ def test_cursors_of_version_1(order_by):
     for seed in range(5):
         condition = parse_filter(shuffled(EVERY_CONDITION, random.Random(seed)))
         assert encode_cursor(position, condition, ordering) == literal
-        assert decode_cursor(literal, condition, ordering) == position
+        assert decode_cursor(literal, condition, ordering, SDKTime()) == position
     for changed in ({**EVERY_CONDITION, "owner_id": "u2"}, {"owner_id": "u1"}):
         with pytest.raises(InvalidCursorError):
-            decode_cursor(literal, parse_filter(changed), ordering)
+            decode_cursor(literal, parse_filter(changed), ordering, SDKTime())
 
 
 def test_bounds_in_another_order_are_the_same_question():

@@ -106,6 +106,42 @@ async def test_what_a_page_refuses(catalog):
     assert ([each.item for each in page.items], page.next_cursor) == (TURN, None)
 
 
+async def test_a_page_ends_before_the_item_that_would_exceed_max_bytes(catalog, engine):
+    """In both orders, within a scope, with characters of several bytes and with junk."""
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    for number in range(6):
+        await session.add_items([raw.message(f"{number}" + "é😀" * 50)])
+    size = "SELECT message_data FROM agent_messages"
+    [size] = {len(text.encode()) for (text,) in await raw.execute(engine, size)}
+    history = (await all_items(catalog))[0]
+    mine = catalog.scoped({"owner_id": "u1"})
+    for of in (catalog, mine):
+        for most, sizes in (
+            (1, [1] * 6),
+            (2 * size - 1, [1] * 6),
+            (2 * size, [2, 2, 2]),
+            (5 * size, [5, 1]),
+            (6 * size, [6]),
+            (2**63 - 1, [6]),
+        ):
+            assert await all_items(of, max_bytes=most) == (history, sizes)
+            found = await all_items(of, max_bytes=most, newest_first=True)
+            assert found == (history[::-1], sizes)
+    assert await all_items(catalog, max_bytes=5 * size, limit=2) == (history, [2, 2, 2])
+    assert await all_items(catalog, "nobody", max_bytes=1) == ([], [0])
+    await raw.execute(
+        engine,
+        "INSERT INTO agent_messages (session_id, message_data) VALUES ('chat', :data)",
+        data="{" * 2 * size,
+    )
+    for most in (1, 5 * size, 100 * size):
+        assert (await all_items(catalog, max_bytes=most))[0] == history
+        assert (await all_items(catalog, max_bytes=most, newest_first=True))[0] == history[::-1]
+    for most in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="max_bytes"):
+            await catalog.list_items("chat", max_bytes=most)
+
+
 async def test_pages_and_previews_within_a_scope(mine, everyone):
     (item,) = (await mine.list_items("mine-0")).items
     assert item.item == raw.message("mine 0")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from contextlib import aclosing
 from datetime import date, timedelta
+from functools import cached_property
+from typing import Any
 
 import pytest
 from agents import Runner
@@ -16,6 +18,7 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionMetadataError,
     SessionNotFoundError,
+    SessionRuns,
     SessionTracker,
 )
 from agents_session_metadata.threads.feature import add_feedback
@@ -441,3 +444,32 @@ async def test_a_filter_cannot_break_out(mine):
         assert "theirs" not in str(page)
     with pytest.raises(InvalidFilterError):
         await mine.list_sessions({"$scope": {}})
+
+
+class OwnCatalog(SessionCatalog):
+    """A catalog of an application, with a constructor of its own."""
+
+    def __init__(self, engine: Any, *, tenant: str, **arguments: Any) -> None:
+        super().__init__(engine, **arguments)
+        self.tenant = tenant
+
+    @cached_property
+    def runs(self) -> SessionRuns:
+        return SessionRuns(self)
+
+
+async def test_a_scoped_subclass_keeps_its_attributes(engine):
+    catalog = OwnCatalog(engine, tenant="t", create_tables=True)
+    await catalog.create_session("theirs", metadata={"owner_id": "u2"})
+    assert await catalog.runs.get("theirs") is None
+    mine = catalog.scoped({"owner_id": "u1"})
+    assert (type(mine), mine.tenant) == (OwnCatalog, "t")
+    # What was computed without the scope is computed again.
+    assert mine.runs is not catalog.runs
+    narrower = mine.scoped({"team": "x"})
+    assert (narrower.tenant, narrower._store.scope.values) == ("t", {"team": "x", "owner_id": "u1"})
+    await narrower.create_session("mine")
+    assert await catalog.get_metadata("mine") == {"owner_id": "u1", "team": "x"}
+    assert await mine.get_session("theirs") is None
+    assert await catalog.get_session("theirs") is not None
+    assert catalog.session("mine").catalog.engine is engine

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import warnings
 
 import pytest
 from agents import Agent, RunConfig, Runner
@@ -401,3 +403,19 @@ async def test_a_cancelled_reader_loses_nothing(engine, call):
             await task
         assert await catalog.count_sessions() == 1
         assert await session.get_items() == [raw.message("hello")]
+
+
+@pytest.mark.only_on("sqlite-memory")
+async def test_a_reader_that_is_cancelled_while_it_waits_leaves_no_coroutine(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("chat")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tasks = [asyncio.create_task(catalog.get_metadata("chat")) for _ in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
+    assert await catalog.get_metadata("chat") == {}

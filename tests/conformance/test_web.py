@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+from html import unescape
 from urllib.parse import urlencode
 
 import pytest
@@ -462,9 +464,16 @@ async def test_answers_are_markdown_without_html(engine) -> None:
     )
     async with client(catalog) as browser:
         page = (await browser.get("/session?id=a")).text
+        images = re.findall('<img src="([^"]*)"', page)
+        assert len(set(images)) == 2
+        for each in images:
+            shown = await browser.get(unescape(each))
+            assert shown.headers["content-type"] == "image/png"
+            assert shown.content == base64.b64decode("iVBORw0KGgo=")
+        assert (await browser.get("/item?id=a&item=1&image=0")).status_code == 404
     assert "**see**" in page
-    assert page.count(f'<img src="{image}"') == 2
     assert page.count("<img") == 2
+    assert page.count("not shown") == 1
     assert "<h3>Plan</h3>" in page
     assert "<strong>bold</strong> &lt;b&gt;raw&lt;/b&gt;" in page
     assert '<a href="https://x.example" rel=' in page

@@ -60,9 +60,10 @@ class Follower:
 
 
 @pytest.fixture
-async def following(catalog):
+async def following(catalog, request):
     """The application, its address and a function that connects a client."""
-    app = sessions_app(catalog, scope=owner, max_streams=CLIENTS)
+    most = getattr(request, "param", CLIENTS)
+    app = sessions_app(catalog, scope=owner, max_streams=CLIENTS, max_streams_per_scope=most)
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(
             served(Starlette(routes=[Mount("/v1", app)])),
@@ -88,7 +89,7 @@ async def following(catalog):
         if not app.streams._open:
             break
         await asyncio.sleep(0.01)
-    assert (app.streams._open, app.streams._polls) == (0, {})
+    assert (app.streams._open, app.streams._open_in, app.streams._polls) == (0, {}, {})
 
 
 async def test_fifty_clients_see_what_another_process_writes(catalog, following, shared_database):
@@ -108,6 +109,18 @@ async def test_fifty_clients_see_what_another_process_writes(catalog, following,
     await catalog.delete_session("mine")
     for kind, shown in await asyncio.gather(*[client.event() for client in clients]):
         assert (kind, shown["id"]) == ("removed", "mine")
+
+
+@pytest.mark.parametrize("following", [2], indirect=True)
+async def test_one_scope_does_not_take_the_streams_of_the_others(following):
+    streams, connect, _ = following
+    where, opened = json.dumps({"title": "x"}), []
+    for user in ("u1", "u2"):
+        opened += [await connect(user), await connect(user, where=where)]
+        for query in ({}, {"where": where}, {"where": "{}"}):
+            assert (await connect(user, **query)).status_code == 503
+    assert streams._open == 4
+    assert all(isinstance(each, Follower) for each in [*opened, await connect("u3")])
 
 
 async def test_streams_of_other_scopes_and_filters(catalog, following, monkeypatch):

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import jsonschema
 import pytest
+from agents import Agent, function_tool
 from agents.extensions.memory import SQLAlchemySession
+from agents.testing import ScriptedModel, assistant_message, function_call
 from conformance import raw
+from conformance.approving import Deployer, deploys
 from fastapi import FastAPI, HTTPException
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionTracker, keys
+from agents_session_metadata import (
+    SessionCatalog,
+    SessionLifecycle,
+    SessionRuns,
+    SessionTracker,
+    keys,
+)
 from agents_session_metadata.http import sessions_app
 
 from .scenarios import ITEMS, user
@@ -56,6 +66,29 @@ async def test_items_in_the_order_of_their_times(catalog):
         body = {"before": newest, "expect_last": newest}
         removed = (await client.post("/conversations/s/rewind", json=body)).json()
         assert [each["id"] for each in removed["data"]] == [newest]
+
+
+async def test_a_page_has_16_mib_of_items_at_most(catalog):
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    for number in range(5):
+        await session.add_items([user(f"{number}" + "x" * (7 << 20))])
+    async with raw_client(mounted(catalog)) as client:
+        for order in ("asc", "desc"):
+            found, sizes, more = [], [], True
+            while more:
+                after = {"after": found[-1]} if found else {}
+                page = await client.get(
+                    "/conversations/chat/items", params={"limit": 100, "order": order, **after}
+                )
+                assert len(page.content) < 17 << 20
+                body = page.json()
+                found += [each["id"] for each in body["data"]]
+                sizes.append(len(body["data"]))
+                more = body["has_more"]
+            assert (len(set(found)), sizes) == (5, [2, 2, 1])
+        removed = (await client.post("/conversations/chat/rewind", json={"turns": 4})).json()
+        assert (len(removed["data"]), removed["has_more"]) == (2, True)
+    assert len(await session.get_items()) == 1
 
 
 async def test_lists_of_conversations(catalog):
@@ -264,7 +297,7 @@ async def test_an_append_with_a_key_takes_effect_once(catalog):
                 catalog.engine, f"UPDATE {table} SET answered_at = answered_at - {age}"
             )
             assert (await post("b")).status_code == status
-        assert await raw.count_rows(catalog.engine, table) == 2
+        assert await raw.count_rows(catalog.engine, table) == 1
         copy = await catalog.fork_session("s", "copy", metadata={"owner_id": "u1"})
         assert (await post("c", f"/conversations/{copy.session_id}/items")).status_code == 200
         for name in ("s", "other", "copy"):
@@ -272,22 +305,35 @@ async def test_an_append_with_a_key_takes_effect_once(catalog):
         assert await raw.count_rows(catalog.engine, table) == 0
 
 
+MISSING, WRONG = "missing_required_parameter", "invalid_type"
+
+
 @pytest.mark.parametrize(
-    "item",
+    ("item", "param", "code"),
     [
-        {"role": "user", "content": [{"type": "input_text"}]},
-        {"role": "user", "content": [{"type": "input_text", "text": 5}]},
-        {"role": "user", "content": [{"type": "text"}]},
-        {"role": "user", "content": [{"type": "computer_screenshot"}]},
-        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text"}]},
-        {"type": "reasoning", "summary": [{"type": "summary_text"}]},
+        (user([{"type": "input_text"}]), "content[0].text", MISSING),
+        (user([{"type": "text", "text": "a"}, {"type": "text"}]), "content[1].text", MISSING),
+        (user([{"type": "input_text", "text": 5}]), "content[0].text", WRONG),
+        (user([{"type": "input_text", "text": None}]), "content[0].text", WRONG),
+        (user([{"type": "computer_screenshot"}]), "content[0].image_url", MISSING),
+        (user([{"text": "a"}]), "content[0].type", MISSING),
+        (user([{"type": 5}]), "content[0].type", WRONG),
+        (user(["a"]), "content[0]", WRONG),
+        (
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text"}]},
+            "output[0].text",
+            MISSING,
+        ),
+        ({"type": "reasoning", "summary": [{"type": "summary_text"}]}, "summary[0].text", MISSING),
     ],
 )
-async def test_parts_without_their_content_are_refused(catalog, item):
+async def test_parts_without_their_content_are_refused(catalog, item, param, code):
     async with raw_client(mounted(catalog, allow_roles=None)) as client:
-        refused = await client.post("/conversations", json={"items": [item]})
+        refused = await client.post("/conversations", json={"items": [user("a"), item]})
         assert refused.status_code == 400
-        assert "parts with content" in refused.json()["error"]["message"]
+        error, name = refused.json()["error"], f"items[1].{param}"
+        assert (error["param"], error["code"]) == (name, code)
+        assert f"'{name}'" in error["message"]
         # Not every list has parts.
         shell = {
             "type": "shell_call_output",
@@ -296,6 +342,86 @@ async def test_parts_without_their_content_are_refused(catalog, item):
         }
         accepted = await client.post("/conversations", json={"items": [shell]})
         assert accepted.status_code == 200, accepted.text
+
+
+async def test_errors_are_those_of_openai(catalog):
+    await catalog.create_session("s", metadata={"owner_id": "u1"})
+    call = {**ITEMS["function call"], "id": "msg_1"}
+    refused = "Invalid 'items[1].id': '{}'. Expected an ID that begins with '{}'."
+    async with raw_client(mounted(catalog, allow_roles=None)) as client:
+        for item, prefix in ((call, "fc"), ({**user("a"), "id": "fc_1"}, "msg")):
+            answer = await client.post("/conversations/s/items", json={"items": [user("a"), item]})
+            assert answer.status_code == 400
+            assert answer.json()["error"] == {
+                "message": refused.format(item["id"], prefix),
+                "type": "invalid_request_error",
+                "param": "items[1].id",
+                "code": "invalid_value",
+            }
+        gone = await client.get("/conversations/s/items?after=msg_gone")
+        assert gone.status_code == 404
+        assert gone.json()["error"] == {
+            "message": "Item with id 'msg_gone' not found.",
+            "type": "invalid_request_error",
+            "param": "after",
+            "code": None,
+        }
+
+
+async def test_deleting_an_item_while_a_run_works_or_waits_is_409(catalog):
+    session = await catalog.create_session("s", metadata={"owner_id": "u1"})
+    runs = SessionRuns(catalog)
+    async with raw_client(mounted(catalog)) as client:
+
+        async def delete() -> Any:
+            [first, *_] = (await catalog.list_items("s")).items
+            return await client.delete(f"/conversations/s/items/msg_asm{first.item_id}")
+
+        @function_tool
+        async def look() -> str:
+            answers.append(await delete())
+            return "seen"
+
+        answers: list[Any] = []
+        await session.add_items([user("a"), user("b")])
+        model = ScriptedModel([[function_call("look", {}, call_id="c")], [assistant_message("x")]])
+        await runs.run("s", Agent(name="a", model=model, tools=[look]), "Go")
+        await runs.run("s", Deployer().agent(deploys("c1")), "Go")
+        answers.append(await delete())
+        for answer, code in zip(answers, ("busy", "paused"), strict=True):
+            assert answer.status_code == 409
+            assert answer.json()["error"]["code"] == f"conversation_{code}"
+            assert answer.headers["x-should-retry"] == "false"
+        assert await runs.discard("s")
+        assert (await delete()).status_code == 200
+
+
+async def test_old_answers_of_all_sessions_are_swept(catalog):
+    table = "agent_sessions_metadata_idempotency"
+    async with raw_client(mounted(catalog)) as client:
+
+        async def append(name: str, key: str) -> None:
+            headers = {"idempotency-key": key}
+            at = f"/conversations/{name}/items"
+            answer = await client.post(at, json={"items": [user("a")]}, headers=headers)
+            assert answer.status_code == 200
+
+        for number in range(3):
+            await catalog.create_session(f"s{number}", metadata={"owner_id": "u1"})
+        for number in range(3):
+            await append(f"s{number}", "old")
+        await raw.execute(catalog.engine, f"UPDATE {table} SET answered_at = 1")
+        # More than one write sweeps.
+        for number in range(150):
+            await raw.execute(
+                catalog.engine,
+                f"INSERT INTO {table} (session_id, request_key, request_hash, answer, answered_at)"
+                f" VALUES ('s1', 'k{number}', '', '', 1)",
+            )
+        await append("s0", "new")
+        assert 0 < await raw.count_rows(catalog.engine, table) < 100
+        await append("s0", "newer")
+        assert await raw.count_rows(catalog.engine, table) == 2
 
 
 async def test_an_id_that_the_conversation_has_is_refused(catalog):
@@ -425,18 +551,18 @@ BAD = [
     ("POST", "/conversations/s/items", {"items": [{"type": "item_reference"}]}, "items[0].type"),
     ("POST", "/conversations/s/items", {"items": [{"role": "nobody"}]}, "items[0].role"),
     ("POST", "/conversations/s/items", {"items": [{"role": "user"}]}, "items[0].content"),
-    ("POST", "/conversations/s/items", {"items": [user([1])]}, "items[0].content"),
+    ("POST", "/conversations/s/items", {"items": [user([1])]}, "items[0].content[0]"),
     (
         "POST",
         "/conversations/s/items",
         {"items": [user([{"type": "input_text"}])]},
-        "items[0].content",
+        "items[0].content[0].text",
     ),
     (
         "POST",
         "/conversations/s/items",
         {"items": [user([{"type": "input_image"}])]},
-        "items[0].content",
+        "items[0].content[0].image_url",
     ),
     ("POST", "/conversations/s/items", {"items": [{**user("a"), "id": ""}]}, "items[0].id"),
     ("POST", "/conversations/s/items", {"items": [{**user("a"), "id": "fc_1"}]}, "items[0].id"),

@@ -170,7 +170,10 @@ COMMANDS = {
     "mcp": ["agent-sessions", "mcp", "--help"],
     "web": ["agent-sessions", "web", "--help"],
     "chatkit": ["python", "-c", "import agents_session_metadata.chatkit"],
-    "testing": ["pytest", "--session=agents:SQLiteSession", "--session-in-memory", "-q"],
+    "testing": [
+        *("pytest", "-q", "-p", "agents_session_metadata.testing"),
+        *("--agents-session=agents:SQLiteSession", "--agents-session-in-memory"),
+    ],
 }
 
 

@@ -378,7 +378,7 @@ def _failure(error: Exception, target: Target) -> click.ClickException | None:
 
 
 def _database_error(error: Exception, target: Target) -> str | None:
-    from agents_session_metadata.dialects.urls import database_cause, shown_url
+    from agents_session_metadata.dialects.urls import database_cause, is_unavailable, shown_url
 
     cause = database_cause(error)
     if cause is None:
@@ -391,4 +391,6 @@ def _database_error(error: Exception, target: Target) -> str | None:
         reason = reason.replace(str(url.password), "***")
     details = "".join(f"; {each}" for each in getattr(error, "detail", ()))
     advice = "check the URL and the server, then run `agent-sessions doctor`"
+    if is_unavailable(error):
+        advice = f"try again later, or {advice}"
     return f"database error at {shown_url(url)}: {reason}{details}; {advice}"

@@ -232,8 +232,9 @@ def progress(
         yield lambda _: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(escape(what), total=total)
         yield lambda completed: bar.update(task, completed=completed)

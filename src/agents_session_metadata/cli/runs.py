@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime
-from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import click
 
 from agents_session_metadata.text import ago
 from agents_session_metadata.types import UsageRow
+from agents_session_metadata.usage.prices import total_cost
 
 from . import options
 from .app import Target, command
@@ -179,7 +179,7 @@ async def usage_(
 def _sums(rows: Sequence[UsageRow]) -> list[str]:
     sums = [number(sum(getattr(row, name) for row in rows)) for name in _NUMBERS]
     costs = [row.cost for row in rows if row.cost is not None]
-    cost = f"{sum(costs, Decimal(0)):f}" if costs else "-"
+    cost = f"{total_cost(costs):f}" if costs else "-"
     return [*sums, f"{cost} +?" if costs and any(row.unpriced for row in rows) else cost]
 
 

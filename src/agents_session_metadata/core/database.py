@@ -390,14 +390,17 @@ class Database:
         self, work: Work[T], begin: Callable[[Connection], None], *, commits: bool = False
     ) -> Awaitable[T]:
         # One hop into SQLAlchemy's greenlet for connecting, working and closing.
-        spawned: Awaitable[T] = greenlet_spawn(self._transact, work, begin, commits)
-        return spawned if self._guard is None else self._guarded(spawned)
+        spawn = partial(greenlet_spawn, self._transact, work, begin, commits)
+        return spawn() if self._guard is None else self._guarded(spawn, self._guard)
 
-    async def _guarded(self, spawned: Awaitable[T]) -> T:
-        assert self._guard is not None  # noqa: S101  # for type checkers
-        async with self._guard():
+    async def _guarded(
+        self,
+        spawn: Callable[[], Awaitable[T]],
+        guard: Callable[[], AbstractAsyncContextManager[Any]],
+    ) -> T:
+        async with guard():
             # A cancelled caller's rollback must not run on when the next one has the connection.
-            return await settle(spawned)
+            return await settle(spawn())
 
     def _transact(self, work: Work[T], begin: Callable[[Connection], None], commits: bool) -> T:
         with self.dialect.connect(self.engine.sync_engine) as connection:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Integer,
     and_,
     bindparam,
+    case,
     delete,
     func,
     or_,
@@ -31,6 +33,8 @@ from .store import SessionStore
 
 UNREADABLE: Any = object()
 """Replaces the item of a row that is not JSON. The SDK skips such rows."""
+UNREAD: Any = object()
+"""Replaces the item of a row that a page has no room for."""
 _AT_ONCE = 500
 
 
@@ -117,15 +121,23 @@ def read_page(
     after: ItemPosition | None,
     limit: int,
     newest_first: bool,
+    most_bytes: int | None = None,
 ) -> list[PlacedItem]:
-    """Returns items in order; unreadable ones are `UNREADABLE`."""
+    """Returns items in order; unreadable ones are `UNREADABLE`.
+
+    The database sends at most so many bytes of items, but always the first one. The others are
+    `UNREAD`.
+    """
     database = store.database
     messages, dialect = database.tables.messages, database.dialect
     time = dialect.stored_time.of(messages.c.created_at)
     parameters: dict[str, Any] = {"of_session": session_id, "limit": limit}
+    selected: Any = _selected(database, time)
+    if most_bytes is not None:
+        size = dialect.byte_length(messages.c.message_data).label("size")
+        selected = select(messages.c.id, messages.c.created_at, size)
     statement: Any = (
-        _selected(database, time)
-        .where(messages.c.session_id == bindparam("of_session"))
+        selected.where(messages.c.session_id == bindparam("of_session"))
         .order_by(*in_order(messages, newest_first=newest_first))
         .limit(bindparam("limit", type_=Integer, literal_execute=True))
     )
@@ -143,7 +155,31 @@ def read_page(
     # By the parameter: the scope is then checked once, not for every row.
     of_session = bindparam("of_session", type_=messages.c.session_id.type)
     statement, more = store.question(statement, of_session)
-    return list(_placed(connection.execute(statement, {**parameters, **more})))
+    parameters |= more
+    if most_bytes is None:
+        return list(_placed(connection.execute(statement, parameters)))
+    statement = _within(database, statement, time, newest_first=newest_first)
+    rows = connection.execute(statement, {**parameters, "most_bytes": most_bytes})
+    return list(_placed(sorted(rows, key=attrgetter("total"))))
+
+
+def _within(
+    database: Database, statement: Any, time: ColumnElement[Any], *, newest_first: bool
+) -> Any:
+    """Selects items by a statement for their ids, times and sizes, in any order.
+
+    Not in the order of the history: some databases would sort the items themselves.
+    """
+    messages, sized = database.tables.messages, statement.subquery("sized")
+    order = in_order(sized, newest_first=newest_first)
+    total = func.sum(sized.c.size).over(order_by=order)
+    placed = select(sized.c.id, sized.c.size, total.label("total")).subquery("placed")
+    most: Any = bindparam("most_bytes", type_=BigInteger)
+    has_room = or_(placed.c.total <= most, placed.c.total == placed.c.size)
+    moment = database.dialect.moment.of(messages.c.created_at)
+    return select(
+        messages.c.id, moment, case((has_room, messages.c.message_data)), time, placed.c.total
+    ).join_from(placed, messages, messages.c.id == placed.c.id)
 
 
 def find_items(
@@ -171,11 +207,13 @@ def _items(rows: Any) -> Iterator[ItemInfo]:
 
 
 def _placed(rows: Any) -> Iterator[PlacedItem]:
-    for item_id, created_at, text, at in rows:
+    for item_id, created_at, text, at, *_ in rows:
         yield ItemInfo(item_id, created_at, _item(text)), ItemPosition(str(at), item_id)
 
 
-def _item(text: str) -> Any:
+def _item(text: str | None) -> Any:
+    if text is None:
+        return UNREAD
     try:
         return json.loads(text)
     except ValueError:

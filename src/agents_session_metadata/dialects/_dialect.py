@@ -199,6 +199,10 @@ class Dialect:
         """Sorts by code point, and LIKE can search it; `native` columns already sort that way."""
         return column
 
+    def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
+        """Returns the length of a text in UTF-8."""
+        return func.octet_length(column)
+
     def whole(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
         """Returns an expression to group long values by in a window, compared as a whole."""
         return column

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
@@ -151,6 +152,9 @@ class _StoredTime(SDKTime):
 
     def of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.unix_timestamp(column, type_=self)
+
+    def is_stored(self, text: str) -> bool:
+        return re.fullmatch(r"\d{1,14}(\.\d{1,6})?", text, re.ASCII) is not None
 
     def to_database(self, value: Any) -> Decimal:
         seconds = Decimal(value)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from sqlalchemy import (
@@ -219,6 +219,10 @@ class SQLite(Dialect):
             insert = f"INSERT INTO {name} ({columns}) VALUES ({marks})"  # noqa: S608  # names
             connection.exec_driver_sql(insert, [tuple(map(row.get, rows[0])) for row in rows])
 
+    def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
+        # `octet_length` is new in SQLite 3.43.
+        return func.length(cast(column, LargeBinary))
+
     def now(self) -> ColumnElement[int]:
         # Days since 1970. SQLite's clock has a precision of milliseconds.
         days = func.julianday("now", type_=REAL) - 2440587.5
@@ -307,7 +311,7 @@ _MEMBERS = (
 
 
 def _use_fewer_calls(connection: Connection) -> None:
-    """Runs each statement with one call of the driver's thread, `executemany` with the next one.
+    """Runs each statement with one call of the driver's thread.
 
     SQLAlchemy makes four calls: create a cursor, execute, read the rows, close. Each takes longer
     than a small statement. If a release lacks a private member, its own cursors are used.
@@ -329,8 +333,6 @@ class _PooledConnection:
     def __init__(self, pooled: Any) -> None:
         self._pooled = pooled
         self._is_committed = False
-        self.waiting: list[tuple[str, Sequence[Sequence[Any]]]] = []
-        """Statements that return nothing run with the next one, or with the commit."""
 
     def __getattr__(self, name: str) -> Any:
         self._is_committed = False  # Whoever asked may write.
@@ -342,27 +344,17 @@ class _PooledConnection:
         return _Cursor(self)
 
     def call(self, work: Callable[[Any], object]) -> None:
-        """Runs the waiting statements, then `work`, in one call of the driver's thread."""
-        connection, waiting = self._pooled.dbapi_connection, self.waiting
-        driver, self.waiting = connection.driver_connection, []
-
-        def run() -> None:
-            for statement, parameters in waiting:
-                driver._conn.executemany(statement, parameters)
-            work(driver._conn)
-
+        """Runs `work` in one call of the driver's thread."""
+        connection = self._pooled.dbapi_connection
+        driver = connection.driver_connection
         try:
-            connection.run_async(lambda _: driver._execute(run))
+            connection.run_async(lambda _: driver._execute(partial(work, driver._conn)))
         except Exception as error:  # noqa: BLE001  # raised as SQLAlchemy's own cursor raises it
             connection._handle_exception(error)
 
     def commit(self) -> None:
         self.call(lambda connection: connection.commit())
         self._is_committed = True
-
-    def rollback(self) -> None:
-        self.waiting.clear()
-        self._pooled.rollback()
 
     def close(self) -> None:
         """Rolls back unless the connection has just committed."""
@@ -379,9 +371,11 @@ class _Cursor:
         self.rowcount = -1
         self.lastrowid: Any = None
 
-    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
+    def execute(
+        self, statement: str, parameters: Sequence[Any] = (), method: str = "execute"
+    ) -> None:
         def run(connection: Any) -> None:
-            with closing(connection.execute(statement, parameters)) as cursor:
+            with closing(getattr(connection, method)(statement, parameters)) as cursor:
                 self._rows.extend(cursor.fetchall())
                 self.description = cursor.description
                 self.rowcount, self.lastrowid = cursor.rowcount, cursor.lastrowid
@@ -389,7 +383,7 @@ class _Cursor:
         self._connection.call(run)
 
     def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
-        self._connection.waiting.append((statement, parameters))
+        self.execute(statement, parameters, "executemany")
 
     def fetchone(self) -> Any:
         return self._rows.popleft() if self._rows else None

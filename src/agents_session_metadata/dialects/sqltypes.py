@@ -6,6 +6,8 @@ of another collation.
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import (
@@ -138,6 +140,9 @@ class RowId(_Cached):
         return Integer() if dialect.name == "sqlite" else BigInteger()
 
 
+_STORED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{6})?", re.ASCII)
+
+
 class SDKTime(_Cached):
     """The type of a column of the SDK's tables that contains a time, as `of` converts it."""
 
@@ -155,6 +160,14 @@ class SDKTime(_Cached):
     def to_database(self, value: Any) -> Any:
         """Raises ValueError or ArithmeticError if the value is not a time."""
         return value
+
+    def is_stored(self, text: str) -> bool:
+        """Returns whether a text is a stored time."""
+        try:
+            datetime.fromisoformat(text)
+        except ValueError:
+            return False
+        return _STORED.fullmatch(text) is not None
 
     def bind_processor(self, dialect: SADialect) -> Any:
         return self.to_database

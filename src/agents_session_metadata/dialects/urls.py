@@ -50,12 +50,39 @@ def database_cause(error: BaseException) -> BaseException | None:
     return cause if isinstance(error, kinds) or driver in _DRIVER_MODULES else None
 
 
+_TEMPORARY_STATES = ("08", "53", "57P", "40001", "40P01")
+"""The beginnings of SQLSTATEs: no connection, no resources, starting or shutting down; conflicts
+that were retried."""
+_TEMPORARY_CODES = frozenset(
+    {
+        *(1020, 1205, 1213),  # conflicts that were retried
+        *(1021, 1037, 1038, 1041, 1114, 1135, 1203, 1226, 3168),  # disk, memory, connections
+        *(2002, 2003, 2006, 2013, 2055),  # the client's, about the network
+        1927,  # the connection was killed
+    }
+)
+"""Codes of MySQL, many of whose errors have the state of all others: HY000, or that of a class."""
+_TEMPORARY_RESULTS = frozenset({5, 6, 7, 10, 13, 14, 15})
+"""SQLite's results: busy, locked, memory, I/O, full, cannot open, protocol."""
+
+
 def is_unavailable(error: BaseException) -> bool:
-    """True if the database could not be reached or was busy: a later attempt can succeed."""
+    """True if the database could not be reached, or was full or busy: a later attempt can succeed.
+
+    Told by SQLSTATE where there is one, whatever the class of the error.
+    """
+    cause = database_cause(error)
+    state, result = getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorcode", None)
+    if getattr(error, "connection_invalidated", False) or cause is None:
+        return cause is not None
+    if result is not None:
+        # The low byte of an extended result is the primary one.
+        return result & 0xFF in _TEMPORARY_RESULTS
+    if state is not None:
+        return state.startswith(_TEMPORARY_STATES) or cause.args[0] in _TEMPORARY_CODES
     if isinstance(error, StatementError):
-        is_lost = getattr(error, "connection_invalidated", False)
-        return is_lost or isinstance(error, (OperationalError, InterfaceError))
-    return database_cause(error) is not None
+        return isinstance(error, (OperationalError, InterfaceError))
+    return True
 
 
 _NOT_VALID = (

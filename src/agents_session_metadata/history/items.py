@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, or_
 
 from agents_session_metadata.core.messages import (
+    UNREAD,
     UNREADABLE,
     ItemPosition,
     PlacedItem,
@@ -56,15 +57,18 @@ async def list_items(
     newest_first: bool,
     cursor: str | None = None,
     after: Wanted | None = None,
+    max_bytes: int | None = None,
 ) -> ItemPage:
     """The page begins after `cursor` or after an item; raises `ItemGoneError` if that is gone."""
     check_id_type(session_id)
     begin = None
     if cursor is not None:
         question = _question(store, session_id, newest_first=newest_first)
-        begin = ItemPosition(*unseal(cursor, question, str, int))
+        time = store.database.dialect.stored_time
+        begin = ItemPosition(*unseal(cursor, question, time, int))
 
-    def read(connection: Connection) -> list[PlacedItem]:
+    def read(connection: Connection) -> tuple[list[PlacedItem], ItemPosition | None]:
+        """Returns items, and the place of the last one if there are more."""
         last, found = begin, list[PlacedItem]()
         if after is not None:
             place = _place(store, session_id, after, connection)
@@ -74,20 +78,26 @@ async def list_items(
         # One readable item more than asked for tells whether there is a next page.
         while asked := limit + 1 - len(found):
             rows = read_page(
-                store, connection, session_id, after=last, limit=asked, newest_first=newest_first
+                store,
+                connection,
+                session_id,
+                after=last,
+                limit=asked,
+                newest_first=newest_first,
+                most_bytes=max_bytes,
             )
-            found += [each for each in rows if each[0].item is not UNREADABLE]
-            if len(rows) < asked:
-                break
-            last = rows[-1][1]
-        return found
+            sent = [each for each in rows if each[0].item is not UNREAD]
+            found += [each for each in sent if each[0].item is not UNREADABLE]
+            if len(sent) < asked and len(sent) == len(rows):
+                return found, None
+            last = sent[-1][1]
+            if max_bytes is not None and found and len(found) <= limit:
+                return found, last
+        return found[:limit], found[limit - 1][1]
 
-    found = await _read(store, session_id, read) or []
-    next_cursor = None
-    if len(found) > limit:
-        end = found[limit - 1][1]
-        next_cursor = _cursor(store, session_id, end, newest_first=newest_first)
-    return ItemPage([item for item, _ in found[:limit]], next_cursor)
+    found, last = await _read(store, session_id, read) or ([], None)
+    next_cursor = last and _cursor(store, session_id, last, newest_first=newest_first)
+    return ItemPage([item for item, _ in found], next_cursor)
 
 
 async def cursors_at(store: ScopedStore, session_id: str, item_id: int) -> tuple[str, str] | None:
@@ -184,10 +194,10 @@ async def read_found(
 
 
 async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
-    """Does not change `updated_at`, like `pop_item`."""
+    """Does not change `updated_at`, like `pop_item`. Raises if a run works or waits."""
 
     def delete(connection: Connection) -> bool:
-        store.require(connection, session_id)
+        lock_to_change(store, connection, session_id)
         found = _place(store, session_id, wanted, connection)
         if found is not None:
             delete_messages(store.database, connection, session_id, [found[0].item_id])

@@ -27,7 +27,7 @@ from .routes import HIDDEN, ROUTES, Call, Route
 
 MAX_BODY = 8 * 2**20
 BODY_TIMEOUT = 60.0
-MAX_STREAMS = 100
+MAX_STREAMS, MAX_STREAMS_PER_SCOPE = 100, 10
 
 
 def sessions_app(
@@ -39,6 +39,7 @@ def sessions_app(
     max_body: int = MAX_BODY,
     body_timeout: float = BODY_TIMEOUT,
     max_streams: int = MAX_STREAMS,
+    max_streams_per_scope: int = MAX_STREAMS_PER_SCOPE,
 ) -> ASGIApp:
     """Create an ASGI application that serves a catalog over OpenAI's Conversations API.
 
@@ -62,20 +63,24 @@ def sessions_app(
             408.
         max_streams: The maximum number of open streams of events. The response to another one is
             503.
+        max_streams_per_scope: The maximum number of them in one scope, so that one user cannot take
+            those of all others.
 
     Returns:
         The application.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If `max_body`, `body_timeout` or `max_streams` is not positive.
+        ValueError: If `max_body`, `body_timeout` or a number of streams is not positive.
     """
     check_catalog(catalog, scope)
     for name, given in (("allow_roles", allow_roles), ("public_keys", public_keys)):
         if isinstance(given, str):
             raise TypeError(f"{name} must be a list, not the string {given!r}")
-    if max_body < 1 or body_timeout <= 0 or max_streams < 1:
-        raise ValueError("max_body, body_timeout and max_streams must be positive")
+    if min(max_body, max_streams, max_streams_per_scope) < 1 or body_timeout <= 0:
+        raise ValueError(
+            "max_body, body_timeout, max_streams and max_streams_per_scope must be positive"
+        )
     roles = None if allow_roles is None else frozenset(allow_roles)
     hidden = HIDDEN - frozenset(public_keys)
     return _SessionsApp(
@@ -86,7 +91,7 @@ def sessions_app(
         max_body,
         body_timeout,
         document(ROUTES),
-        Streams(max_streams),
+        Streams(max_streams, max_streams_per_scope),
     )
 
 

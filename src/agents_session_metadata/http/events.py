@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -61,11 +62,13 @@ class _Poll:
 
 
 class Streams:
-    """The streams of an application, at most `most` at once."""
+    """The streams of an application, at most `most` at once, and so many of one scope."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_per_scope: int) -> None:
         self._most = most
+        self._most_per_scope = most_per_scope
         self._open = 0
+        self._open_in: Counter[str] = Counter()
         self._polls: dict[Any, _Poll] = {}
 
     def follow(
@@ -75,12 +78,14 @@ class Streams:
         show: Callable[[Any], Mapping[str, Any]],
         on_corrupt: Any,
     ) -> Response:
-        if self._open >= self._most:
+        store = catalog._store
+        scope = json.dumps(store.scope.values, sort_keys=True)
+        is_full = bool(store.scope) and self._open_in[scope] >= self._most_per_scope
+        if is_full or self._open >= self._most:
             headers = {"Retry-After": "5"}
             raise APIError(503, "Too many streams are open.", code="streams", headers=headers)
-        store = catalog._store
         loop = asyncio.get_running_loop()
-        key = json.dumps([store.scope.values, where], sort_keys=True), loop
+        key = scope, json.dumps(where, sort_keys=True), loop
         polls = poll_changes(
             store, store.condition(where), interval=INTERVAL, on_corrupt=on_corrupt
         )
@@ -103,6 +108,7 @@ class _EventStream(StreamingResponse):
             poll = streams._polls[key] = _Poll(self._polls)
         poll.queues.add(self._queue)
         streams._open += 1
+        streams._open_in[key[0]] += 1
         try:
             await poll.is_ready.wait()
             with suppress(OSError):  # The client has gone.
@@ -110,6 +116,8 @@ class _EventStream(StreamingResponse):
                 await super().__call__({**scope, "asgi": {}}, receive, send)
         finally:
             streams._open -= 1
+            streams._open_in[key[0]] -= 1
+            streams._open_in += Counter()  # drops scopes without a stream
             poll.queues.discard(self._queue)
             if not poll.queues:
                 poll.task.cancel()

@@ -85,12 +85,14 @@ def item_type(item: object) -> str:
     return "message" if isinstance(item.get("role"), str) else UNKNOWN
 
 
-def keeps_id(item: Mapping[str, Any]) -> bool:
-    """True if a new item has no id, or one that OpenAI accepts for its type, if that is known."""
-    given = item.get("id")
-    if item_type(item) not in _PREFIXES:
-        return given is None or bool(given and isinstance(given, str))
-    return given is None or _is_openai_id(given, item)
+def refused_id(item: Mapping[str, Any]) -> str | None:
+    """Returns the prefix that OpenAI expects, if it would refuse the id of a new item.
+
+    Items need no id. Those of unknown types can have any.
+    """
+    given, known = item.get("id"), item_type(item) in _PREFIXES
+    is_valid = _is_openai_id(given, item) if known else bool(given and isinstance(given, str))
+    return None if given is None or is_valid else _prefixes(item)[0].removesuffix("_")
 
 
 def public_id(info: ItemInfo) -> str:

@@ -40,11 +40,12 @@ from agents_session_metadata.history.items import (
 )
 from agents_session_metadata.idempotency.feature import once
 from agents_session_metadata.query.filters import parse_filter
+from agents_session_metadata.text import quoted
 from agents_session_metadata.types import ItemInfo, JSONObject, SessionInfo
 
 from . import requests
 from .events import Streams
-from .public_items import item_type, keeps_id, public_id, shown_item, wanted_items
+from .public_items import item_type, public_id, refused_id, shown_item, wanted_items
 from .requests import APIError, invalid, not_found
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
@@ -56,6 +57,8 @@ READ_ONLY = (
 )
 """Metadata keys that no client may write, besides those of the scope."""
 
+LARGEST_PAGE = 16 << 20
+"""Bytes of the stored items on a page."""
 _COUNTED = 1000
 """The number of newest matching sessions whose values are counted."""
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
@@ -72,7 +75,7 @@ _CONTENT: Mapping[str, tuple[str, ...]] = {
     "input_audio": ("input_audio",),
 }
 """The fields of a content part by type; it must have one of them."""
-_TEXTS = frozenset({"text", "refusal"})
+_TEXTS = frozenset({"type", "text", "refusal"})
 """The fields of content parts that must be strings."""
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "function_call_output": ("output",),
@@ -206,7 +209,12 @@ class Call:
             )
         except ValueError as error:
             raise _impossible_cut(error) from error
-        shown = [shown_item(info) for info in removed[: requests.LONGEST_PAGE]]
+        shown, size = list[JSONObject](), 0
+        for info in removed[: requests.LONGEST_PAGE]:
+            size += len(json.dumps(info.item))
+            if shown and size > LARGEST_PAGE:
+                break
+            shown.append(shown_item(info))
         return _list(shown, has_more=len(removed) > len(shown))
 
     async def search(self) -> JSONObject:
@@ -260,10 +268,12 @@ class Call:
                 limit=query.limit,
                 newest_first=query.order == "desc",
                 after=None if query.after is None else wanted_items(query.after),
+                max_bytes=LARGEST_PAGE,
             )
         except ItemGoneError:
             await self._require()
-            raise not_found("Item", str(query.after)) from None
+            message = f"Item with id {quoted(query.after)} not found."
+            raise APIError(404, message, param="after") from None
         if not page.items:
             await self._require()
         return _list(
@@ -367,20 +377,20 @@ class Call:
         kind, role, content = item_type(item), item.get("role"), item.get("content")
         if not isinstance(item.get("type", kind), str) or kind in ("unknown", "item_reference"):
             raise invalid(f"{param}: must have a `type` or a `role`.", f"{param}.type")
-        if not keeps_id(item):
-            raise invalid(f"{param}.id: is not an id of a {kind} item.", f"{param}.id")
+        prefix = refused_id(item)
+        if prefix is not None:
+            message = f"Invalid '{param}.id': {quoted(item['id'])}. Expected an ID that begins with"
+            raise invalid(f"{message} '{prefix}'.", f"{param}.id")
         if kind == "message":
             if not isinstance(role, str) or role not in _ROLES:
                 names = ", ".join(sorted(_ROLES))
                 raise invalid(f"{param}.role: must be one of {names}.", f"{param}.role")
-            has_parts = isinstance(content, list) and all(map(_is_part, content))
-            if not (isinstance(content, str) or has_parts):
-                message = f"{param}.content: must be a string or a list of parts with content."
+            if not isinstance(content, (str, list)):
+                message = f"{param}.content: must be a string or a list of parts."
                 raise invalid(message, f"{param}.content")
-        for name in _PARTS.get(kind, ()):
-            if isinstance(item.get(name), list) and not all(map(_is_part, item[name])):
-                message = f"{param}.{name}: must be a list of parts with content."
-                raise invalid(message, f"{param}.{name}")
+        for name in ("content",) if kind == "message" else _PARTS.get(kind, ()):
+            if isinstance(item.get(name), list):
+                _check_parts(item[name], f"{param}.{name}")
         if self.allow_roles is not None and (kind != "message" or role not in self.allow_roles):
             names = ", ".join(sorted(self.allow_roles)) or "none"
             message = f"{param}: only messages with these roles can be appended: {names}."
@@ -468,14 +478,23 @@ def _without_nulls(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-def _is_part(part: object) -> bool:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        return False
-    fields = _CONTENT.get(part["type"])
-    return fields is None or any(
-        isinstance(part.get(name), str) if name in _TEXTS else part.get(name) is not None
-        for name in fields
-    )
+def _check_parts(parts: Sequence[object], param: str) -> None:
+    """Refuses a part without its content, in OpenAI's words."""
+    for index, part in enumerate(parts):
+        at = f"{param}[{index}]"
+        if not isinstance(part, dict):
+            message = f"Invalid type for '{at}': expected an object."
+            raise APIError(400, message, param=at, code="invalid_type")
+        kind = part.get("type")
+        fields = _CONTENT.get(kind, ()) if isinstance(kind, str) else ("type",)
+        for name in _TEXTS.intersection(fields, part):
+            if not isinstance(part[name], str):
+                message = f"Invalid type for '{at}.{name}': expected a string."
+                raise APIError(400, message, param=f"{at}.{name}", code="invalid_type")
+        if fields and all(part.get(name) is None for name in fields):
+            at = f"{at}.{fields[0]}"
+            message = f"Missing required parameter: '{at}'."
+            raise APIError(400, message, param=at, code="missing_required_parameter")
 
 
 def _impossible_cut(error: ValueError) -> Exception:

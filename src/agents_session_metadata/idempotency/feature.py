@@ -14,11 +14,16 @@ from collections.abc import Callable
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Index,
     String,
+    Table,
+    and_,
+    bindparam,
     delete,
     insert,
+    not_,
     select,
 )
 
@@ -31,6 +36,8 @@ from agents_session_metadata.scope import ScopedStore
 IDEMPOTENCY = "idempotency"
 _KEPT = 24 * 3600 * 1_000_000
 """Microseconds for which an answer is kept."""
+_SWEPT = 100
+"""Older answers, of any session, that are deleted with each new one."""
 
 
 class KeyReusedError(ValueError):
@@ -73,12 +80,14 @@ async def once(
 
     def run(connection: Connection) -> str:
         store.require(connection, session_id)
-        own = table.c.session_id == session_id
-        connection.execute(delete(table).where(own, table.c.answered_at < now - _KEPT))
-        known = select(table.c.request_hash, table.c.answer).where(own, table.c.request_key == key)
+        own = and_(table.c.session_id == session_id, table.c.request_key == key)
+        old = table.c.answered_at < now - _KEPT
+        known = select(table.c.request_hash, table.c.answer).where(own, not_(old))
         found = connection.execute(known).first()
         if found is None:
             answer = work(connection)
+            connection.execute(delete(table).where(own))
+            _sweep(connection, table, old)
             row = {"session_id": session_id, "request_key": key, "request_hash": request_hash}
             connection.execute(insert(table).values(**row, answer=answer, answered_at=now))
             return answer
@@ -88,3 +97,16 @@ async def once(
         return stored
 
     return await database.write(run)
+
+
+def _sweep(connection: Connection, table: Table, old: ColumnElement[bool]) -> None:
+    """Deletes some old answers, but none for which it would have to wait."""
+    some = select(table.c.session_id, table.c.request_key).where(old).limit(_SWEPT)
+    rows = connection.execute(some.with_for_update(skip_locked=True)).all()
+    this = [
+        table.c.session_id == bindparam("of_session"),
+        table.c.request_key == bindparam("of_key"),
+    ]
+    if rows:
+        keys = [{"of_session": session_id, "of_key": key} for session_id, key in rows]
+        connection.execute(delete(table).where(*this), keys)

@@ -222,7 +222,11 @@ async def get_history(
     page = await cut_page(
         "items",
         lambda most: view.catalog.list_items(
-            session, limit=most, cursor=cursor, newest_first=newest_first
+            session,
+            limit=most,
+            cursor=cursor,
+            newest_first=newest_first,
+            max_bytes=_PAGE_BYTES,
         ),
         _item,
         limit,
@@ -330,6 +334,8 @@ async def delete_metadata(
     return {"session": session, "deleted": deleted}
 
 
+_PAGE_BYTES = 1 << 20
+"""Of the stored items of a page, of which an answer has at most the beginnings."""
 _HINTS_CHARACTERS = 400
 """Reserved in a listed session for the sentences about what is left out."""
 

@@ -111,6 +111,22 @@ def _number(value: int) -> Any:
 
 _TEXT = re.compile(r'"(?:content|text)":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
 """The text of a message, in its JSON text."""
+_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)("\s*:|"|\\?$)|[\[{]|[\]}]')
+"""A string, which may be a key or cut, or the beginning or the end of an object or a list."""
+
+
+def _is_message_of_user(head: str) -> bool:
+    """Reads the role and the type of an item, and not of objects inside, from cut JSON text."""
+    found, depth, key = dict[str, str](), 0, ""
+    for token in _TOKEN.finditer(head):
+        text, end = token.groups()
+        if text is None:
+            depth += 1 if token[0] in "[{" else -1
+        elif depth == 1 and end.endswith(":"):
+            key = text
+        elif depth == 1:
+            found[key] = text
+    return found.get("role", "user") == "user" and found.get("type", "message") == "message"
 
 
 def preview_of(head: str) -> str | None:
@@ -124,6 +140,8 @@ def preview_of(head: str) -> str | None:
         if not isinstance(item, dict) or item.get("role") != "user":
             return None
         texts = texts_of(item.get("content"))
+    elif not _is_message_of_user(head):
+        return None
     collapsed = " ".join(" ".join(texts).split())[:LENGTH].rstrip()
     # It may hold half of a character, cut or stored so.
     return utf8_text(collapsed) or None

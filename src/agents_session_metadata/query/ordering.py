@@ -26,9 +26,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from agents_session_metadata.dialects.sqltypes import SDKTime
 from agents_session_metadata.errors import InvalidCursorError
 from agents_session_metadata.types import MAX_KEY_LENGTH
-from agents_session_metadata.values import SearchKey, key_problem, split_search_key
+from agents_session_metadata.values import SearchKey, is_text, key_problem, split_search_key
 
 from .logic import Condition
 
@@ -118,18 +119,21 @@ def encode_cursor(position: Position, condition: Condition, ordering: Ordering) 
     return seal(body, _question(condition, ordering))
 
 
-def decode_cursor(cursor: str, condition: Condition, ordering: Ordering) -> Position:
+def decode_cursor(
+    cursor: str, condition: Condition, ordering: Ordering, stored_time: SDKTime
+) -> Position:
     """Raises `InvalidCursorError` if the cursor is damaged or belongs to another query.
 
     The digest contains no secret: anyone who knows the query can construct a cursor for it. Such a
     cursor only sets where to begin in the result of that query.
     """
     parts = 1 + (ordering.time is not None) + (ordering.key is not None)
-    kinds = (str, str, (str, type(None)))[:parts]
+    kinds = (str, stored_time, (str, type(None)))[:parts]
     session_id, *more = unseal(cursor, _question(condition, ordering), *kinds)
     time, value = (*more, None, None)[:2]
     try:
-        return Position(session_id, time, value and split_search_key(base64.b64decode(value)))
+        key = None if value is None else split_search_key(base64.b64decode(value))
+        return Position(session_id, time, key)
     except ValueError:
         raise InvalidCursorError from None
 
@@ -150,9 +154,10 @@ def _sealed(body: bytes, question: Any) -> str:
 
 
 def unseal(cursor: object, question: Any, *kinds: Any) -> list[Any]:
-    """Returns the position, whose parts have these types.
+    """Returns the position, whose parts have these types and can be stored.
 
-    Raises `InvalidCursorError` if they do not, or if the question is another one.
+    A part of the type `SDKTime` is a time in its stored form. Raises `InvalidCursorError` if the
+    parts are others, or if the question is another one.
     """
     if not isinstance(cursor, str):
         raise InvalidCursorError
@@ -170,8 +175,11 @@ def unseal(cursor: object, question: Any, *kinds: Any) -> list[Any]:
 
 
 def _is_exactly(part: Any, kind: Any) -> bool:
-    # In Python, True is an integer.
-    return isinstance(part, kind) and (kind is bool or not isinstance(part, bool))
+    if isinstance(kind, SDKTime):
+        return isinstance(part, str) and kind.is_stored(part)
+    # In Python, True is an integer. A parameter of a statement has 64 bits.
+    is_kind = isinstance(part, kind) and (kind is bool or not isinstance(part, bool))
+    return is_kind and (is_text(part) if isinstance(part, str) else abs(part or 0) < 2**62)
 
 
 def _json(value: Any) -> bytes:

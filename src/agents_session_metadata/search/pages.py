@@ -293,5 +293,6 @@ def _encode(position: Position, question: Any) -> str:
 
 
 def _decode(cursor: str, question: Any, database: Database) -> Position:
-    time, *place = unseal(cursor, question, str, int, bool, str)
-    return Position(database.dialect.stored_time.to_database(time), *place)
+    stored = database.dialect.stored_time
+    time, *place = unseal(cursor, question, stored, int, bool, str)
+    return Position(stored.to_database(time), *place)

@@ -30,7 +30,8 @@ _LONGEST_PART = 64
 Putting marks in their canonical order takes a time that grows with the square of their number. Text
 of any language has a few; the stream-safe format of UAX #15 allows 30.
 """
-_LONGEST_CACHED = 64
+_LONGEST_CACHED = 16
+"""Longer pieces of users' text are not kept, so that the caches take a few MiB at most."""
 
 ASCII_WORD = re.compile(r"[0-9A-Za-z_]+")
 # The others are compiled at first use, which takes longer than importing this module.
@@ -118,7 +119,7 @@ def normalize(text: str) -> str:
     return unicodedata.normalize("NFKC", "".join(kept))
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4_096)
 def extends(character: str) -> bool:
     """True if the character is normalized together with the one before it."""
     if re.match(_DROPPED, character):
@@ -130,6 +131,14 @@ def extends(character: str) -> bool:
     return unicodedata.category(first)[0] == "M" or "\u1160" <= first <= "\u11ff"
 
 
+def _cached(most: int) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
+    def decorate(function: Callable[[str], T]) -> Callable[[str], T]:
+        cached = lru_cache(maxsize=most)(function)
+        return lambda piece: (cached if len(piece) <= _LONGEST_CACHED else function)(piece)
+
+    return decorate
+
+
 class _Character(NamedTuple):
     """A normalized character. `word` is true if it is part of a word."""
 
@@ -139,7 +148,7 @@ class _Character(NamedTuple):
     unspaced: bool
 
 
-@lru_cache(maxsize=65_536)
+@_cached(4_096)
 def _characters(part: str) -> list[_Character]:
     found = []
     for character in normalize(part):
@@ -151,12 +160,7 @@ def _characters(part: str) -> list[_Character]:
     return found
 
 
-def _cached(function: Callable[[str], T]) -> Callable[[str], T]:
-    cached = lru_cache(maxsize=65_536)(function)
-    return lambda piece: (cached if len(piece) <= _LONGEST_CACHED else function)(piece)
-
-
-@_cached
+@_cached(16_384)
 def _words(piece: str) -> tuple[str, bool, bool]:
     """Returns the stored words of a piece, and whether the first and the last are unspaced."""
     if re.fullmatch(_PLAIN_UNSPACED, piece):
@@ -166,7 +170,7 @@ def _words(piece: str) -> tuple[str, bool, bool]:
     return spelled(tokens, LONGEST_WORD), is_unspaced[0], is_unspaced[-1]
 
 
-@_cached
+@_cached(4_096)
 def _tokens(piece: str) -> list[Token]:
     found: list[Token] = []
     word, begin, finish = "", 0, 0

@@ -16,12 +16,15 @@ from agents.usage import Usage
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.usage.ledger import UsageEntry
 from agents_session_metadata.usage.prices import (
+    MONEY,
     ModelPrice,
     Prices,
     Tokens,
     cost_of,
+    decimal_of,
     model_name,
     price_of,
+    total_cost,
 )
 
 _NOTHING = Tokens()
@@ -146,7 +149,8 @@ class Accounts:
         before = self._pending.get(whose)
         if before is not None:
             counts = before.counts.plus(entry.counts)
-            cost = entry.cost if before.cost is None else before.cost + (entry.cost or 0)
+            costs = [each for each in (before.cost, entry.cost) if each is not None]
+            cost = total_cost(costs) if costs else None
             entry = UsageEntry(*whose, counts, cost)
         self._pending[whose] = entry
 
@@ -174,7 +178,7 @@ class Accounts:
         if entry.cost is None:
             self.unpriced[entry.model] = None
         else:
-            self.cost += entry.cost
+            self.cost = MONEY.add(self.cost, entry.cost)
 
 
 def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
@@ -182,4 +186,6 @@ def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
     before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
     if abs(before) >= _TOO_MUCH:
         return stored
-    return float((Decimal(str(before)) + cost).quantize(_COST_DECIMALS))
+    total = MONEY.add(decimal_of(before), cost)
+    rounded = MONEY.quantize(total, _COST_DECIMALS)
+    return float(rounded if rounded.is_finite() else total)

@@ -15,6 +15,7 @@ from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.usage.ledger import USAGE, read_usage
+from agents_session_metadata.usage.prices import MONEY, decimal_of, plain_cost
 
 Per = Literal["session", "owner_id"]
 
@@ -70,7 +71,7 @@ class Budget:
                 continue
             if not isinstance(limit, (int, float, Decimal)):
                 raise TypeError(f"{name} must be a number, got {quoted(limit)}")
-            if not Decimal(limit).is_finite() or limit < 0:
+            if not decimal_of(limit).is_finite() or limit < 0:
                 raise ValueError(f"{name} must be finite and not negative, got {limit}")
         if self.per not in get_args(Per):
             raise ValueError(f"per must be 'session' or 'owner_id', got {quoted(self.per)}")
@@ -99,10 +100,10 @@ class Budget:
         session_id = session.session_id
         owner = await read_owner(store, session_id) if self.per == OWNER_ID else None
         spent, used = await _spent(self, store, session_id, owner)
-        cost = None if self.cost is None else Decimal(str(self.cost)) - spent
+        cost = None if self.cost is None else MONEY.subtract(decimal_of(self.cost), spent)
         tokens = None if self.tokens is None else self.tokens - used
         return Remaining(
-            None if cost is None else _plain(max(cost, Decimal(0))),
+            None if cost is None else plain_cost(max(cost, Decimal(0))),
             None if tokens is None else max(tokens, 0),
         )
 
@@ -156,22 +157,17 @@ async def check_budget(
     """
     spent, used = await _spent(budget, store, session_id, owner)
     if budget.cost is not None:
-        allowed = Decimal(str(budget.cost))
+        allowed = decimal_of(budget.cost)
         for model in unpriced:
             name = "a model whose name is unknown" if model is None else f"model {quoted(model)}"
             raise BudgetExceededError(
                 "cost",
-                spent=_plain(spent),
+                spent=plain_cost(spent),
                 allowed=allowed,
                 problem=f"{name} has no price; pass SessionTracker(prices=…), and model=… if "
                 "the name is unknown",
             )
         if spent >= allowed:
-            raise BudgetExceededError("cost", spent=_plain(spent), allowed=allowed)
+            raise BudgetExceededError("cost", spent=plain_cost(spent), allowed=allowed)
     if budget.tokens is not None and used >= budget.tokens:
         raise BudgetExceededError("tokens", spent=used, allowed=budget.tokens)
-
-
-def _plain(cost: Decimal) -> Decimal:
-    """Removes trailing zeros and the exponent."""
-    return Decimal(f"{cost.normalize():f}")

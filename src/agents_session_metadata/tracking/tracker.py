@@ -109,7 +109,7 @@ class SessionTracker(RunHooks[Any]):
 
     Args:
         session: The session, or an `EncryptedSession` around it.
-        hooks: Run hooks of the application, which are called first.
+        hooks: Run hooks of the application, each called after the tracker has recorded the event.
         prices: A price for every model, or prices by model name. The name is that of the agent's
             model, or of the SDK's default model. Usage of a model without a price is not counted
             in `cost`; the ledger names the model.

@@ -26,11 +26,14 @@ from sqlalchemy import (
     Insert,
     Table,
     Text,
+    and_,
     bindparam,
     case,
     delete,
     func,
     insert,
+    null,
+    or_,
     select,
     type_coerce,
     update,
@@ -56,12 +59,12 @@ from agents_session_metadata.values import (
     storable_text,
 )
 
-from .prices import Tokens
+from .prices import MONEY, Tokens, plain_cost
 
 USAGE = "usage"
 
-COST_UNIT = Decimal("1e-12")
-"""The ledger stores costs as whole numbers of this unit."""
+_DECIMALS = 12
+"""Of the costs that programs of version 0.2 write and read, as whole numbers of 64 bits."""
 
 FIELDS = ("day", "agent", "model", "owner_id", "session_id", "item_id")
 
@@ -115,13 +118,20 @@ def add_usage(
             **whose,
             "agent": _named(entry.agent),
             "model": _named(entry.model),
-            "cost": None if entry.cost is None else round(entry.cost / COST_UNIT),
+            "cost": None if entry.cost is None else _in_units(entry.cost),
+            "exact_cost": None if entry.cost is None else f"{MONEY.normalize(entry.cost):f}",
             **entry.counts._asdict(),
         }
         for entry in entries
     ]
     if rows:
         connection.execute(_insertion(_ledger(store), store.database.tables.messages), rows)
+
+
+def _in_units(cost: Decimal) -> int | None:
+    """Returns None for a large cost: for version 0.2, the model then has no price."""
+    units = int(MONEY.to_integral_value(MONEY.scaleb(cost, _DECIMALS)))
+    return units if abs(units) < 2**63 else None
 
 
 @lru_cache(maxsize=256)
@@ -173,9 +183,9 @@ def define(make: TableMaker) -> None:
         # The newest item of the session when the row was written, which belongs to the run's turn.
         Column("item_id", BigInteger, nullable=True),
         *(Column(counter, BigInteger, nullable=False) for counter in Tokens._fields),
-        # In units of 10 ** -12; NULL if the model has no price.
+        # In units of 10 ** -12, rounded; NULL if the model has no price, or if it does not fit.
         Column("cost", BigInteger, nullable=True),
-        # The same cost as an exact decimal number; NULL in rows of version 0.2.
+        # The same cost as an exact decimal number; NULL without a price and in rows of version 0.2.
         Column("exact_cost", Text, nullable=True),
         Index(derived_name(name, "_owner_idx"), "owner_key", "day"),
         Index(derived_name(name, "_day_idx"), "day"),
@@ -206,9 +216,13 @@ async def read_usage(
     columns = [usage.c.owner_key if name == "owner_id" else usage.c[name] for name in fields]
     grouped = columns if "model" in fields else [*columns, usage.c.model]
     statement = select(*grouped, *_totals(usage)).where(*conditions).group_by(*grouped)
+    odd = select(*columns, usage.c.exact_cost).where(*conditions, _is_odd(usage))
 
     def read(connection: Connection) -> list[UsageRow]:
-        return _rows(fields, connection.execute(*_within(store, statement, usage)))
+        rows = connection.execute(*_within(store, statement, usage)).all()
+        has_odd = any(int(row.odd) for row in rows)
+        costs = connection.execute(*_within(store, odd, usage)).all() if has_odd else ()
+        return _rows(fields, rows, costs)
 
     return await store.database.read_used(USAGE, read, [])
 
@@ -287,13 +301,21 @@ def _within(
     return store.question(statement, usage.c.session_id)
 
 
+def _is_odd(usage: Table) -> ColumnElement[bool]:
+    """Selects costs that are not exact in units: large ones, and those with more decimals."""
+    is_large = and_(usage.c.cost.is_(None), usage.c.exact_cost.is_not(None))
+    return or_(is_large, usage.c.exact_cost.like(f"%.{'_' * (_DECIMALS + 1)}%"))
+
+
 def _totals(usage: Table) -> list[ColumnElement[Any]]:
     billions, rest = _cost_sums(usage)
-    unpriced = func.sum(case((usage.c.cost.is_(None), 1), else_=0))
+    is_unpriced = and_(usage.c.cost.is_(None), usage.c.exact_cost.is_(None))
+    unpriced = func.sum(case((is_unpriced, 1), else_=0))
     owner = func.min(type_coerce(usage.c.owner_id, Text))
     return [
         owner.label("owner"),
         unpriced.label("none"),
+        func.sum(case((_is_odd(usage), 1), else_=0)).label("odd"),
         billions.label("billions"),
         rest.label("rest"),
         *(func.sum(usage.c[name]).label(name) for name in Tokens._fields),
@@ -302,16 +324,19 @@ def _totals(usage: Table) -> list[ColumnElement[Any]]:
 
 def _cost_sums(usage: Table) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
     """Sums the billions and the remainders. SQLite's integers, of 64 bits, do not overflow so."""
-    rest = usage.c.cost % _BILLION
+    units: Any = case((_is_odd(usage), null()), else_=usage.c.cost)
+    rest = units % _BILLION
     # A multiple of the divisor: on MySQL, a quotient has four decimals.
-    return func.sum((usage.c.cost - rest) // _BILLION), func.sum(rest)
+    return func.sum((units - rest) // _BILLION), func.sum(rest)
 
 
 def _cost(billions: Any, rest: Any) -> Decimal:
-    return (Decimal(billions or 0) * _BILLION + Decimal(rest or 0)) * COST_UNIT
+    units = int(billions or 0) * _BILLION + int(rest or 0)
+    return MONEY.scaleb(Decimal(units), -_DECIMALS)
 
 
-def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
+def _rows(fields: tuple[str, ...], found: Iterable[Any], odd: Iterable[Any]) -> list[UsageRow]:
+    """`odd` has costs that are not among the totals."""
     totals: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in found:
         total = totals.setdefault(tuple(row[: len(fields)]), {"cost": None, "unpriced": set()})
@@ -320,14 +345,17 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
         for name in Tokens._fields:
             total[name] = total.get(name, 0) + int(getattr(row, name))
         if row.rest is not None:
-            total["cost"] = (total["cost"] or 0) + _cost(row.billions, row.rest)
+            total["cost"] = MONEY.add(total["cost"] or 0, _cost(row.billions, row.rest))
         if int(row.none):
             total["unpriced"].add(row.model)
+    for *whose, cost in odd:
+        total = totals[tuple(whose)]
+        total["cost"] = MONEY.add(total["cost"] or 0, Decimal(cost))
     for total in totals.values():
         if total.get("owner_id") is not None:
             total["owner_id"] = decode_value(total["owner_id"])
         if total["cost"] is not None:
-            total["cost"] = total["cost"].normalize() + 0
+            total["cost"] = plain_cost(total["cost"])
         total["unpriced"] = tuple(sorted(total["unpriced"], key=_text_order))
     rows = [UsageRow(**total) for total in totals.values()]
     return sorted(rows, key=lambda row: [_text_order(_sortable(row, name)) for name in fields])

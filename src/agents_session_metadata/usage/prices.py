@@ -1,10 +1,14 @@
-"""`ModelPrice`, the lookup of prices by model name, and `Tokens`, the counters of the ledger."""
+"""`ModelPrice`, the lookup of prices by model name, `Tokens`, and the arithmetic of money.
+
+Costs do not depend on the application's decimal context, which may round early or raise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+from functools import reduce
 from operator import add, sub
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -13,7 +17,24 @@ from agents_session_metadata.text import quoted
 if TYPE_CHECKING:
     from agents.usage import Usage
 
-_PER = 1_000_000
+MONEY = Context(prec=60, rounding=ROUND_HALF_EVEN, Emin=-999_999, Emax=999_999, traps=[])
+"""Adds costs of 30 digits exactly, and never raises."""
+_PER = 6
+"""Prices are per million: the power of ten."""
+
+
+def decimal_of(number: Decimal | float) -> Decimal:
+    """Returns a float as its shortest decimal: 0.15 is 0.15."""
+    return Decimal(float.__repr__(number) if isinstance(number, float) else number)
+
+
+def total_cost(costs: Iterable[Decimal]) -> Decimal:
+    return reduce(MONEY.add, costs, Decimal(0))
+
+
+def plain_cost(cost: Decimal) -> Decimal:
+    """Removes trailing zeros and the exponent."""
+    return Decimal(f"{MONEY.normalize(cost):f}")
 
 
 class Tokens(NamedTuple):
@@ -52,6 +73,8 @@ class Tokens(NamedTuple):
 class ModelPrice:
     """Prices per million tokens. Use one currency for all prices.
 
+    A float means its shortest decimal: `ModelPrice(0.15, 0.6)` costs 0.15 and 0.6.
+
     Attributes:
         input: The price of input tokens that are not cached.
         output: The price of output tokens.
@@ -62,15 +85,15 @@ class ModelPrice:
         ValueError: If a price is negative or not a finite number.
     """
 
-    input: Decimal
-    output: Decimal
-    cached_input: Decimal | None = None
+    input: Decimal | float
+    output: Decimal | float
+    cached_input: Decimal | float | None = None
 
     def __post_init__(self) -> None:
         for name, price in vars(self).items():
             if price is not None and not isinstance(price, (Decimal, int, float)):
                 raise TypeError(f"{name} must be a number, got {quoted(price)}")
-            if price is not None and not (Decimal(price).is_finite() and price >= 0):
+            if price is not None and not (decimal_of(price).is_finite() and price >= 0):
                 raise ValueError(f"{name} must be a price, got {quoted(price)}")
 
     def cost(self, usage: Usage) -> Decimal:
@@ -95,8 +118,13 @@ def cost_of(tokens: Tokens, price: ModelPrice) -> Decimal:
     fresh = tokens.input_tokens - tokens.cached_input_tokens
     if tokens.input_tokens >= 0:
         fresh = max(fresh, 0)
-    total = fresh * Decimal(price.input) + tokens.cached_input_tokens * Decimal(cached_price)
-    return (total + tokens.output_tokens * Decimal(price.output)) / _PER
+    parts = (
+        (fresh, price.input),
+        (tokens.cached_input_tokens, cached_price),
+        (tokens.output_tokens, price.output),
+    )
+    total = total_cost(MONEY.multiply(decimal_of(each), count) for count, each in parts)
+    return MONEY.scaleb(total, -_PER)
 
 
 def check_prices(prices: object) -> None:

@@ -22,6 +22,8 @@ from agents_session_metadata.query.pages import read_sessions
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Metadata, Statistics, ToolStatistics
 
+from .prices import MONEY, decimal_of, plain_cost
+
 _COUNTERS = (
     keys.RUNS,
     keys.REQUESTS,
@@ -77,9 +79,11 @@ class Totals:
                 sums[key] += number
                 if key == keys.DURATION_MS:
                     self.durations.append(number)
-        cost = metadata.get(keys.COST)
+        cost: Any = metadata.get(keys.COST)
         if _is_number(cost, 0, _DEAREST):
-            sums[keys.COST] += round(Decimal(str(cost)).scaleb(_DECIMALS))
+            sums[keys.COST] += int(
+                MONEY.to_integral_value(MONEY.scaleb(decimal_of(cost), _DECIMALS))
+            )
         called = metadata.get(keys.TOOL_CALLS)
         for entry in called if isinstance(called, list) else ():
             if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
@@ -108,7 +112,7 @@ class Totals:
             **totals,
             sessions=self.sessions,
             by_status=dict(self.by_status),
-            cost=Decimal(sums[keys.COST]).scaleb(-_DECIMALS).normalize() + 0,
+            cost=plain_cost(MONEY.scaleb(Decimal(sums[keys.COST]), -_DECIMALS)),
             run_duration=_duration(sums[keys.RUN_MS]),
             duration=_duration(sums[keys.DURATION_MS]),
             errors=sums[keys.ERROR_COUNT],

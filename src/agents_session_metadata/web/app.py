@@ -23,6 +23,7 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.http.app import (
     MAX_STREAMS,
+    MAX_STREAMS_PER_SCOPE,
     GetScope,
     HTTPApp,
     scoped_catalog,
@@ -46,6 +47,7 @@ _READ = {
     "/": list_page.sessions,
     "/session": session_page.session,
     "/session.json": session_page.raw,
+    "/item": session_page.item,
     "/runs": runs_page.page,
     "/statistics": statistics_page.page,
     "/events": list_page.events,
@@ -99,6 +101,7 @@ def browser_app(
     by: DecidedBy = None,
     currency: str = "$",
     max_streams: int = MAX_STREAMS,
+    max_streams_per_scope: int = MAX_STREAMS_PER_SCOPE,
 ) -> ASGIApp:
     """Create an ASGI application with pages that show the sessions of a catalog.
 
@@ -120,13 +123,14 @@ def browser_app(
         currency: The currency of the prices, as a sign or a code, which is written before costs.
         max_streams: The maximum number of pages that follow changes at once. The others are as they
             were when they were loaded.
+        max_streams_per_scope: The maximum number of them in one scope.
 
     Returns:
         The application.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If `allowed_hosts` is empty, or `max_streams` is not positive.
+        ValueError: If `allowed_hosts` is empty, or a number of streams is not positive.
     """
     check_catalog(catalog, scope)
     if isinstance(allowed_hosts, str):
@@ -137,12 +141,11 @@ def browser_app(
         raise TypeError(f"by must be a string or a function, got {type(by).__name__}")
     if not isinstance(currency, str):
         raise TypeError(f"currency must be a string, got {type(currency).__name__}")
-    if max_streams < 1:
-        raise ValueError("max_streams must be positive")
+    if min(max_streams, max_streams_per_scope) < 1:
+        raise ValueError("max_streams and max_streams_per_scope must be positive")
     hosts = frozenset(each.lower() for each in allowed_hosts)
-    return _BrowserApp(
-        Options(catalog, scope, allow_write, hosts, by, currency, Streams(max_streams))
-    )
+    streams = Streams(max_streams, max_streams_per_scope)
+    return _BrowserApp(Options(catalog, scope, allow_write, hosts, by, currency, streams))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -25,7 +25,8 @@ from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import read_bytes
 from agents_session_metadata.text import ago, parse_time
 
-from . import formats, markdown
+from . import formats
+from .markdown import LARGEST_PAGE, Room
 
 DecidedBy: TypeAlias = "str | Callable[[Request], str | Awaitable[str | None] | None] | None"
 """Who decides about a call that waits for an approval: a name, or what gives it for a request."""
@@ -43,10 +44,22 @@ _TEMPLATES.filters["ago"] = ago
 _TEMPLATES.filters["parse_time"] = parse_time
 for _name in ("encoded", "shown", "number", "short", "seconds", "exact", "as_json", "title"):
     _TEMPLATES.filters[_name] = getattr(formats, _name)
-for _name in ("tags", "readable"):
+for _name in ("tags", "readable", "is_short"):
     _TEMPLATES.filters[_name] = getattr(formats, _name)
-for _name in ("markdown", "code", "picture"):
-    _TEMPLATES.filters[_name] = getattr(markdown, _name)
+
+
+def _in_room(name: str) -> Any:
+    """Returns a filter that takes from what is left on the page."""
+
+    @pass_context
+    def apply(context: Any, text: str, *arguments: str) -> Any:
+        return getattr(context["room"], name)(text, *arguments)
+
+    return apply
+
+
+for _name in ("plain", "copied", "code", "markdown", "picture", "has_room_for"):
+    _TEMPLATES.filters[_name] = _in_room(_name)
 
 
 @dataclass(frozen=True)
@@ -128,9 +141,11 @@ class Call:
         values = {"has_form": False, "events": "", "waiting": self.waiting, **values}
         self.uses_token |= values["has_form"]
         page = _TEMPLATES.get_template(template).render(
-            call=self, url=self.url, path=self.path, money=self._money, **values
+            call=self, url=self.url, path=self.path, money=self._money, room=Room(), **values
         )
         body = page.encode("utf-8", "replace")
+        if len(body) > LARGEST_PAGE:
+            raise HTTPException(413, "This page would be too large. Narrow the filter.")
         return Response(body, status, media_type="text/html")
 
     def keep_token(self, response: Response) -> None:
@@ -162,7 +177,7 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-        "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",

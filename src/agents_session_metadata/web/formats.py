@@ -13,7 +13,10 @@ from agents_session_metadata import keys
 from agents_session_metadata.text import content_texts, escaped, strict_json
 from agents_session_metadata.types import SessionInfo
 
-_LONGEST_TEXT = 20_000
+LONGEST_TEXT = 20_000
+"""Characters of a text that a page shows."""
+_LONGEST_LINKED = 500
+_MOST_PARTS = 1_000
 _SAFE = re.compile(r"[^\n\t]+")
 
 
@@ -50,16 +53,10 @@ def tags(value: Any) -> list[str] | None:
     return list(dict.fromkeys(shown))
 
 
-def cut(text: str) -> str:
-    if len(text) <= _LONGEST_TEXT:
-        return text
-    return f"{text[:_LONGEST_TEXT]}… ({len(text) - _LONGEST_TEXT:,} more characters)"
-
-
 def readable(text: str | None) -> Any:
     """Parses JSON, unless it is long or another text would be shown than the one that was sent."""
-    if text is None or len(text) > _LONGEST_TEXT:
-        return text and cut(text)
+    if text is None or len(text) > LONGEST_TEXT:
+        return text
     try:
         return strict_json(text, parse_float=_exact)
     except ValueError:
@@ -75,14 +72,21 @@ def _exact(digits: str) -> float:
 
 def content_of(content: Any) -> tuple[str, list[str]]:
     """Returns the text of a message or an output, and the URLs of its images."""
-    parts = content if isinstance(content, list) else [content]
+    parts = content[:_MOST_PARTS] if isinstance(content, list) else [content]
     images, others = list[str](), list[Any]()
     for part in parts:
         url = part.get("image_url") if isinstance(part, dict) else None
         images.append(url) if isinstance(url, str) else others.append(part)
     if isinstance(content, dict | int | float) and others:
         return as_json(content, indent=2), images
-    return "\n".join(content_texts(others if images else content)), images
+    if isinstance(content, list) and len(parts) < len(content):
+        others.append(f"({len(content) - len(parts):,} more parts)")
+    return "\n".join(content_texts(others if isinstance(content, list) else content)), images
+
+
+def is_short(value: Any) -> bool:
+    """True if a link can contain the value."""
+    return len(value if isinstance(value, str) else as_json(value)) <= _LONGEST_LINKED
 
 
 def title(info: SessionInfo) -> str:
@@ -91,8 +95,17 @@ def title(info: SessionInfo) -> str:
 
 
 def as_json(value: Any, *, indent: int | None = None) -> str:
+    """With `indent`, the result may end after `LONGEST_TEXT` characters."""
     try:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+        if indent is None:
+            return json.dumps(value, ensure_ascii=False)
+        found, size = list[str](), 0
+        for part in json.JSONEncoder(ensure_ascii=False, indent=indent).iterencode(value):
+            found.append(part)
+            size += len(part)
+            if size > LONGEST_TEXT:
+                break
+        return "".join(found)
     except (ValueError, RecursionError):
         return "(a value that cannot be shown)"
 

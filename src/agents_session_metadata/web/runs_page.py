@@ -28,6 +28,8 @@ _PAGE = 25
 _MOST_WAITING = 9
 _LOOKED_THROUGH = 50
 """Newest items of a session among which the request of its run is looked for."""
+_BYTES = 256 << 10
+"""Their size."""
 _STATE = "state-"
 
 
@@ -65,7 +67,9 @@ async def page(call: Call) -> Response:
 
 async def _request(catalog: SessionCatalog, session_id: str) -> str:
     """Returns the newest message of the user, which the calls of a run answer."""
-    newest = await catalog.list_items(session_id, limit=_LOOKED_THROUGH, newest_first=True)
+    newest = await catalog.list_items(
+        session_id, limit=_LOOKED_THROUGH, newest_first=True, max_bytes=_BYTES
+    )
     items: list[Any] = [each.item for each in newest.items if is_user_message(each.item)]
     return content_of(items[0].get("content"))[0] if items else ""
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from decimal import Decimal
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -28,10 +27,14 @@ from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo, Usage
 from .call import Call
 from .formats import as_json, content_of, lines, seconds, shown
 from .list_page import sentence
+from .markdown import find_image
 
 _CALLS = ("_call", "mcp_approval_request")
 _MOST_PHASES = 30
 _ITEMS = 100
+_BYTES = 8 << 20
+"""Of the stored items that a page reads."""
+_LONGEST_INDENTED = 200_000
 _MOST_COUNTED = 1_000
 _ERROR = "An error occurred while running the tool"
 """The beginning of what the SDK sends to the model if a tool fails."""
@@ -53,12 +56,12 @@ async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
 
 async def session(call: Call) -> Response:
     info, corrupt = await load_session(call)
-    item = call.item_id("item", required=False)
+    item_id = call.item_id("item", required=False)
     cursors = None
-    if item is not None:
-        cursors = await cursors_at(call.catalog._store, info.session_id, item)
-    newest = cursors is None and (item is not None or call.query.get("from") == "end")
-    cursor = None if item is not None else call.query.get("cursor") or None
+    if item_id is not None:
+        cursors = await cursors_at(call.catalog._store, info.session_id, item_id)
+    newest = cursors is None and (item_id is not None or call.query.get("from") == "end")
+    cursor = None if item_id is not None else call.query.get("cursor") or None
     if cursors is not None:
         items, older, later = await _around(call, info.session_id, *cursors)
     else:
@@ -67,6 +70,7 @@ async def session(call: Call) -> Response:
             limit=_ITEMS,
             cursor=cursor,
             newest_first=newest,
+            max_bytes=_BYTES,
         )
         items = page.items[::-1] if newest else page.items
         older, later = (page.next_cursor, None) if newest else (None, page.next_cursor)
@@ -82,8 +86,8 @@ async def session(call: Call) -> Response:
         feedback=Counter(each.kind for each in await call.catalog.feedback(info.session_id)),
         run_keys=keys.RUN_KEYS,
         events=call.url("/events", id=info.session_id),
-        item=item,
-        item_is_gone=item is not None and cursors is None,
+        item=item_id,
+        item_is_gone=item_id is not None and cursors is None,
         newest=newest,
         cursor=cursor,
         older=older,
@@ -98,10 +102,14 @@ async def _around(
 ) -> tuple[list[ItemInfo], str | None, str | None]:
     """Returns an item and those around it, and the cursors for older and later items."""
     before = await call.catalog.list_items(
-        session_id, limit=_ITEMS_BEFORE, cursor=before_item, newest_first=True
+        session_id,
+        limit=_ITEMS_BEFORE,
+        cursor=before_item,
+        newest_first=True,
+        max_bytes=_BYTES // 4,
     )
     after = await call.catalog.list_items(
-        session_id, limit=_ITEMS - _ITEMS_BEFORE, cursor=from_item
+        session_id, limit=_ITEMS - _ITEMS_BEFORE, cursor=from_item, max_bytes=_BYTES
     )
     return before.items[::-1] + after.items, before.next_cursor, after.next_cursor
 
@@ -114,10 +122,33 @@ async def raw(call: Call) -> Response:
         limit=_ITEMS,
         cursor=call.query.get("cursor") or None,
         newest_first=newest,
+        max_bytes=_BYTES,
     )
-    document = {**vars(info), **vars(page)}
+    run = await SessionRuns(call.catalog).get(info.session_id)
+    return _json({**vars(info), "run": run, **vars(page)})
+
+
+def _json(document: Any) -> Response:
     # A lone surrogate is JSON, but not UTF-8.
-    return Response(ascii_json(document, indent=2), media_type="application/json")
+    text = ascii_json(document)
+    if len(text) <= _LONGEST_INDENTED:
+        text = ascii_json(document, indent=2)
+    return Response(text, media_type="application/json")
+
+
+async def item(call: Call) -> Response:
+    """Return a whole item as JSON, or one of its images."""
+    session_id, item_id, image = call.session_id(), call.item_id("item"), call.query.get("image")
+    cursors = item_id and await cursors_at(call.catalog._store, session_id, item_id)
+    if not cursors:
+        raise HTTPException(404, "The item does not exist any more.")
+    page = await call.catalog.list_items(session_id, limit=1, cursor=cursors[1])
+    if image is None:
+        return _json(page.items[0])
+    found = find_image(page.items[0].item, image)
+    if found is None:
+        raise HTTPException(404, "The item does not have this image.")
+    return Response(found[0], media_type=found[1])
 
 
 @dataclass
@@ -125,8 +156,8 @@ class Step:
     """One item, or a tool call with its output.
 
     `kind` is `user`, `assistant`, `system`, `tool`, `reasoning`, `encrypted` or `other`. `name` is
-    the role or the tool, `text` the message or the arguments. `ok` is None if it is not known
-    whether a call succeeded.
+    the role or the tool, `text` the message or the arguments, `images` their items and URLs. `ok`
+    is None if it is not known whether a call succeeded.
     """
 
     item_id: int
@@ -134,9 +165,10 @@ class Step:
     kind: str
     name: str
     text: str
-    images: list[str] = field(default_factory=list)
+    images: list[tuple[int, str]] = field(default_factory=list)
     call_id: str | None = None
     output: str | None = None
+    output_id: int | None = None
     ok: bool | None = None
     ms: float | None = None
 
@@ -164,9 +196,9 @@ class Turn:
         return sum(row.total_tokens for row in self.usage)
 
     @property
-    def cost(self) -> Decimal | None:
+    def cost(self) -> float | None:
         costs = [row.cost for row in self.usage if row.cost is not None]
-        return sum(costs, Decimal(0)) if costs else None
+        return sum(map(float, costs)) if costs else None
 
 
 def turns(
@@ -203,7 +235,8 @@ def _complete(step: Step, info: ItemInfo, recorded: Mapping[str, Any]) -> None:
     """Adds the output of a call, its outcome and its duration, if the tracker recorded them."""
     item: Any = info.item
     step.output, images = content_of(item.get("output"))
-    step.images += images
+    step.images += [(info.item_id, each) for each in images]
+    step.output_id = info.item_id
     step.ok = recorded.get("ok") is not False and not step.output.startswith(_ERROR)
     between = (info.created_at - step.at).total_seconds() * 1000
     step.ms = recorded.get("ms", between if between > 0 else None)
@@ -213,7 +246,9 @@ def _step(info: ItemInfo) -> Step:
     item: Any = info.item
 
     def step(kind: str, name: str, content: Any) -> Step:
-        return Step(info.item_id, info.created_at, kind, name, *content_of(content))
+        text, images = content_of(content)
+        owned = [(info.item_id, each) for each in images]
+        return Step(info.item_id, info.created_at, kind, name, text, owned)
 
     if not isinstance(item, dict):
         return step("other", "item", as_json(item))
@@ -313,7 +348,9 @@ async def ask_rewind(call: Call) -> Response:
     cursors = before and await cursors_at(call.catalog._store, session_id, before)
     if not cursors:
         raise HTTPException(404, "The item does not exist any more.")
-    after = await call.catalog.list_items(session_id, limit=_MOST_COUNTED, cursor=cursors[1])
+    after = await call.catalog.list_items(
+        session_id, limit=_MOST_COUNTED, cursor=cursors[1], max_bytes=_BYTES
+    )
     last = await call.catalog.list_items(session_id, limit=1, newest_first=True)
     return call.render(
         "ask.html",

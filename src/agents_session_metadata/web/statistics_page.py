@@ -49,7 +49,7 @@ class Figures:
 
     @property
     def cost(self) -> float | None:
-        return None if self.usage is None else float(sum(row.cost or 0 for row in self.usage))
+        return None if self.usage is None else sum(float(row.cost or 0) for row in self.usage)
 
     @property
     def median(self) -> int | None:
