@@ -15,6 +15,7 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
+    FromClause,
     Insert,
     Numeric,
     Table,
@@ -204,6 +205,9 @@ class MySQL(Dialect):
     def whole(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
         return func.sha2(column, literal_column("256"))
 
+    def without_primary_key(self, statement: Any, rows: FromClause) -> Any:
+        return statement.with_hint(rows, "IGNORE INDEX (PRIMARY)")
+
     def error_code(self, error: DBAPIError) -> object:
         arguments = getattr(error.orig, "args", ())
         return arguments[0] if arguments else None
@@ -229,10 +233,9 @@ class MySQL(Dialect):
         # The column compares with local times only, which may differ from UTC in order where a
         # clock is changed. Within three hours of that, the limit is wider.
         # Literal numbers, which a parameter would convert as a moment.
-        near, double, last = (
-            literal_column(str(number))
-            for number in (_NEAR, 2 * _NEAR, int(_LAST_TIMESTAMP.timestamp()))
-        )
+        near: Any = literal_column(str(_NEAR))
+        double: Any = literal_column(str(2 * _NEAR))
+        last: Any = literal_column(str(int(_LAST_TIMESTAMP.timestamp())))
         earlier, later = func.from_unixtime(moment - near), func.from_unixtime(moment + near)
         span = func.timestampdiff(literal_column("SECOND"), earlier, later)
         wider = moment + near if high else moment - near

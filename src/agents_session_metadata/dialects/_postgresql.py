@@ -103,6 +103,7 @@ class PostgreSQL(Dialect):
     usual_isolation = "READ COMMITTED"
     text_search = PostgreSQLTextSQL()
     autocommit_reads = True
+    probes_by_range = True
     numbers_rows = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock

@@ -102,7 +102,7 @@ async def list_indexes(database: Database, *, count: bool = False) -> list[Index
 def obsolete_keys(connection: Connection, tables: Any) -> list[str]:
     """Returns the keys that have an index of version 0.2.0."""
     indexes = _table_of_keys(connection, tables)
-    keys = [] if indexes is None else connection.scalars(select(indexes.c.key))
+    keys: Any = [] if indexes is None else connection.scalars(select(indexes.c.key))
     return sorted(key for key in keys if not key.startswith("$"))
 
 

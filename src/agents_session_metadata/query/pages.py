@@ -84,7 +84,7 @@ class Reader:
         By activity, a second or third one may be needed.
         """
         if ordering.column != "updated_at":
-            return self._sorted(condition, ordering, limit, after, details, None)
+            return self._sorted(condition, ordering, limit, after, details, None) or []
         return self._chooser(condition).read(
             limit,
             partial(self._sorted, condition, ordering, limit, after, details),
@@ -99,7 +99,8 @@ class Reader:
         after: Position | None,
         details: Details,
         bounds: Bounds | None,
-    ) -> list[Found]:
+    ) -> list[Found] | None:
+        """With bounds, returns None if more than a few sessions match."""
         parameters: Parameters = {"limit": limit, **details.parameters(self.database.dialect)}
         if ordering.key is not None:
             parameters["order_key"] = ordering.key
@@ -120,6 +121,9 @@ class Reader:
             details=details.shape,
             few=bounds is not None,
         )
+
+        if bounds is not None:
+            return _if_few(self.connection.execute(*ask(pieces=1)))
 
         def read(pieces: int) -> list[Found]:
             return collect(self.connection.execute(*ask(pieces=pieces)))
@@ -160,17 +164,13 @@ class Reader:
         Within one tick of the clock, it is the one with the newest message.
         """
 
-        def sort(bounds: Bounds | None, condition: Condition = condition) -> list[Found]:
+        def sort(bounds: Bounds | None, condition: Condition = condition) -> list[Found] | None:
             parameters = details.parameters(self.database.dialect)
-            few = {} if bounds is None else bounds.parameters
-            query = self.queries.query(
-                Builder.last,
-                condition,
-                {**parameters, **few},
-                details=details.shape,
-                few=bounds is not None,
-            )
-            return collect(self.connection.execute(*query))
+            ask = partial(self.queries.query, Builder.last, details=details.shape)
+            if bounds is None:
+                return collect(self.connection.execute(*ask(condition, parameters)))
+            query = ask(condition, {**parameters, **bounds.parameters}, few=True)
+            return _if_few(self.connection.execute(*query))
 
         def walk(bounds: Bounds) -> list[Found] | None:
             found = self._walked(condition, NEWEST_FIRST, _TIED, None, NO_METADATA, bounds)
@@ -209,27 +209,10 @@ class Reader:
 
     def ids(self, condition: Condition, limit: int | None) -> list[str]:
         """Reads ids, most recently active first."""
-
-        def sort(bounds: Bounds | None) -> list[str]:
-            parameters = {} if limit is None else {"limit": limit}
-            few = {} if bounds is None else bounds.parameters
-            query = self.queries.query(
-                Builder.find,
-                condition,
-                {**parameters, **few},
-                limited=limit is not None,
-                few=bounds is not None,
-            )
-            return list(self.connection.scalars(*query))
-
         if limit is None:
-            return sort(None)
-
-        def walk(bounds: Bounds) -> list[str] | None:
-            found = self._walked(condition, NEWEST_FIRST, limit, None, NO_METADATA, bounds)
-            return None if found is None else [each.info.session_id for each in found]
-
-        return self._chooser(condition).read(limit, sort, walk)
+            return list(self.connection.scalars(*self.queries.query(Builder.find, condition, {})))
+        found = self.page(condition, NEWEST_FIRST, limit=limit, details=NO_METADATA)
+        return [each.info.session_id for each in found]
 
     def count(self, condition: Condition) -> int:
         return int(self.connection.scalars(*self.queries.query(Builder.count, condition, {})).one())
@@ -270,6 +253,14 @@ async def read_sessions(database: Database, work: Callable[[Reader], T]) -> T:
 
 def collect(result: Result[Any]) -> list[Found]:
     return _collected(list(result.keys()), result.all())
+
+
+def _if_few(result: Result[Any]) -> list[Found] | None:
+    """Returns None if more than a few sessions match."""
+    names, rows = list(result.keys()), result.all()
+    if rows[0][names.index("more")] is not None:
+        return None
+    return _collected(names, [row for row in rows if row[0] is not None])
 
 
 def _collected(names: Sequence[str], every_row: Iterable[Any]) -> list[Found]:

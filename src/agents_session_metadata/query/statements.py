@@ -100,11 +100,10 @@ class Builder:
     def parameters(self) -> Parameters:
         return self._condition.parameters(NAME, self._dialect)
 
-    def find(self, *, limited: bool, few: bool = False) -> Statement:
-        source = self.source(sessions=True, few=few)
+    def find(self) -> Statement:
+        source = self.source(sessions=True)
         own_id, (_, order) = self._context.sorted_id(source.session_id), self._time("updated_at")
-        statement = source.select(source.session_id).order_by(order.desc(), own_id.desc())
-        return statement.limit(limit_of_call()) if limited else statement
+        return source.select(source.session_id).order_by(order.desc(), own_id.desc())
 
     def count(self) -> Statement:
         return self.source().select(func.count())
@@ -138,7 +137,8 @@ class Builder:
             if self._is_of_all and ordering.column in ("updated_at", "created_at"):
                 column = self._sessions.c[ordering.column]
                 inner = inner.where(self._dialect.reaches(column, descending=ordering.descending))
-        return self._with_metadata(inner, terms, details, native=ordering.native)
+        beside = self._counted() if few else None
+        return self._with_metadata(inner, terms, details, native=ordering.native, beside=beside)
 
     def last(self, *, details: Details, few: bool = False) -> Statement:
         source = self.source(sessions=True, few=few)
@@ -146,7 +146,8 @@ class Builder:
             times = self._sessions.alias("times").c.updated_at
             newest = self._sessions.c.updated_at >= select(func.max(times)).scalar_subquery()
             source = replace(source, conditions=(newest,))
-        return self._with_metadata(self._newest_of(source, details), (), details)
+        newest, beside = self._newest_of(source, details), self._counted() if few else None
+        return self._with_metadata(newest, (), details, beside=beside)
 
     def _newest_of(self, source: Source, details: Details) -> Statement:
         columns = self._info_columns(source.session_id, details)
@@ -387,7 +388,7 @@ class Builder:
 
         With `walk`, rows come in the order of their ids. `default` is read if no condition is worth
         driving. Without it, that is the sessions table. With `few`, nothing is read if there are
-        more rows than the parameter of that name.
+        more rows to drive than the parameter of that name.
         """
         parts = dict(self._condition.conjunction(NAME))
         sessions = sessions or any(part.uses_times for part in parts.values())
@@ -401,25 +402,20 @@ class Builder:
             if exact:
                 del parts[best_name]
         session_id: Id = rows.c.session_id
-        driver, more = rows, self.more_than_few() if few else None
-        if more is not None:
+        driver = rows
+        if few:
             # As a table of one row, which every planner reads first. MariaDB would check a
             # condition for each row.
-            counted = select(more.label("more")).subquery("counted")
+            counted = self._counted()
             rows = rows.join(counted, counted.c.more.is_(None))
         if sessions and driver is not self._sessions:
             rows = self._joined(rows, self._sessions, session_id, selective=selective)
         truths.extend(part.truth(name, self._context, session_id) for name, part in parts.items())
         return Source(rows, session_id, tuple(truths), selective=selective)
 
-    def more_than_few(self) -> Any:
-        """Returns an expression that is NULL if there are at most `few` rows to drive.
-
-        None if no condition can drive.
-        """
+    def _counted(self) -> FromClause:
+        """A row with `more`, which is NULL if there are at most `few` rows to drive."""
         name, best = best_of(self._condition.conjunction(NAME))
-        if best.rank >= NO_DRIVER:
-            return None
         few = bindparam("few", type_=Integer, literal_execute=True)
         one = constant(1).label("one")
         found = [
@@ -428,10 +424,11 @@ class Builder:
         ]
         if len(found) > 1:
             # Each of them is limited: a union can be read as a whole before its limit applies.
-            more = bindparam("more", type_=Integer, literal_execute=True)
-            parts = (select(each.limit(more).subquery().c.one) for each in found)
+            most = bindparam("most", type_=Integer, literal_execute=True)
+            parts = (select(each.limit(most).subquery().c.one) for each in found)
             found = [select(union_all(*parts).subquery("parts").c.one)]
-        return found[0].limit(constant(1)).offset(few).correlate(None).scalar_subquery()
+        more = found[0].limit(constant(1)).offset(few).scalar_subquery()
+        return select(more.label("more")).subquery("counted")
 
     def truth(self, session_id: Id) -> Truth:
         """Returns a condition for statements that need not read the sessions table."""

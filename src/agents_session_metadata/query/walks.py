@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import ge, gt, le, lt
 from typing import Any, NamedTuple, TypeVar
 
@@ -74,7 +74,7 @@ class Bounds(NamedTuple):
 
     @property
     def parameters(self) -> Parameters:
-        return {"few": self.few, "more": self.few + 1, "passed": self.passed}
+        return {"few": self.few, "most": self.few + 1, "passed": self.passed}
 
     @classmethod
     def of(cls, limit: int, rows: int, probe_cost: float) -> Bounds:
@@ -85,8 +85,8 @@ class Bounds(NamedTuple):
 
 
 def _rounded(number: float) -> int:
-    unit = 10 ** max(0, len(str(int(number))) - 2)
-    return max(1, round(number / unit) * unit)
+    """Rounds to two digits."""
+    return max(1, int(float(f"{number:.1e}")))
 
 
 class Chooser:
@@ -111,38 +111,37 @@ class Chooser:
     def read(
         self,
         limit: int,
-        sort: Callable[[Bounds | None], list[T]],
+        sort: Callable[[Bounds | None], list[T] | None],
         walk: Callable[[Bounds], list[T] | None],
     ) -> list[T]:
         """Returns what one of the plans reads.
 
-        With bounds, `sort` returns nothing if more than a few sessions match. `walk` returns None
-        if it has ended at its bound.
+        With bounds, `sort` returns None if more than a few sessions match. `walk` returns None if
+        it has ended at its bound.
         """
         rows = self._rows if self._can_walk else None
         if rows is None:
-            return sort(None)
+            return sort(None) or []
         bounds = Bounds.of(limit, rows, self._database.dialect.probe_cost)
         many: dict[Condition, None] = self._database.notes.setdefault(_MANY, {})
-        is_known = self._condition in many
-        if not is_known and self._best.rank < NO_DRIVER:
-            found = sort(bounds)
-            if found:
-                return found
+        if self._condition not in many and self._best.rank < NO_DRIVER:
+            few = sort(bounds)
+            if few is not None:
+                return few
         walked = walk(bounds)
-        if walked is None or (is_known and not walked):
+        if walked is None:
             many.pop(self._condition, None)
-            return sort(None)
-        if walked and not is_known:
-            if len(many) >= REMEMBERED:
-                many.clear()
-            many[self._condition] = None
+            return sort(None) or []
+        if len(many) >= REMEMBERED:
+            many.clear()
+        many[self._condition] = None
         return walked
 
     @property
     def _rows(self) -> int | None:
         """An estimate of all sessions; None without the index."""
-        expires, rows = self._database.notes.get(_NOTE, (0.0, None))
+        known: tuple[float, int | None] = self._database.notes.get(_NOTE, (0.0, None))
+        expires, rows = known
         if time.monotonic() >= expires:
             sessions, dialect = self._database.tables.sessions, self._database.dialect
             name = time_index(sessions, dialect).name
@@ -179,16 +178,18 @@ class WalkBuilder(Builder):
     def _limited(self, ordering: Ordering, beyond: bool) -> Statement:
         """Walks to the time of the session at the bound, which is looked up first."""
         sessions, others = self._sessions, self._sessions.alias("others")
-        last = self._along(others, others.c.updated_at, ordering, beyond)
+        last = self._along(others, [others.c.updated_at], ordering, beyond)
         last = last.order_by(*directed(self._terms(others, ordering)))
-        last = last.limit(constant(1)).offset(_number("passed"))
-        earlier = lt if ordering.descending else gt
-        passed: Truth = earlier(sessions.c.updated_at, last.scalar_subquery())
-        columns = sessions.c.session_id, passed.label("beyond")
-        walked = self._along(sessions, columns, ordering, beyond)
-        holds = case((passed, true()), else_=self._holds())
-        return walked.where(*self._are_many(), holds).order_by(
-            *directed(self._terms(sessions, ordering))
+        last = last.limit(constant(1)).offset(_number("passed")).scalar_subquery()
+        # As a table of one row, it is looked up once, although it is used twice.
+        given = select(last.label("last")).subquery("given")
+        passed: Truth = (lt if ordering.descending else gt)(sessions.c.updated_at, given.c.last)
+        columns = [sessions.c.session_id, passed.label("beyond")]
+        return (
+            self._along(sessions, columns, ordering, beyond)
+            .select_from(sessions.join(given, true()))
+            .where(case((passed, true()), else_=self._holds()))
+            .order_by(*directed(self._terms(sessions, ordering)))
         )
 
     def _numbered(self, ordering: Ordering, beyond: bool) -> Statement:
@@ -198,23 +199,25 @@ class WalkBuilder(Builder):
         complete, so that the row at the bound comes first among them.
         """
         sessions = self._sessions
-        time, own_id = self._terms(sessions, ordering)
+        time, _ = self._terms(sessions, ordering)
         place = func.row_number().over(order_by=directed([time])).label("place")
-        columns = sessions.c.session_id, sessions.c.updated_at, place, self._holds().label("holds")
+        holds = self._holds().label("holds")
+        columns = [sessions.c.session_id, sessions.c.updated_at, place, holds]
         rows = self._along(sessions, columns, ordering, beyond).order_by(*directed([time]))
         numbered = rows.limit(_number("passed")).subquery("numbered")
         passed: Truth = numbered.c.place >= _number("passed")
         time, own_id = self._terms(numbered, ordering)
         return (
             select(numbered.c.session_id, passed.label("beyond"))
-            .where(*self._are_many(), case((passed, true()), else_=numbered.c.holds))
+            .where(case((passed, true()), else_=numbered.c.holds))
             .order_by(*directed([time]), passed.desc(), *directed([own_id]))
         )
 
-    def _along(self, rows: FromClause, columns: Any, ordering: Ordering, beyond: bool) -> Statement:
+    def _along(
+        self, rows: FromClause, columns: Sequence[Any], ordering: Ordering, beyond: bool
+    ) -> Statement:
         """Selects sessions after a position, and within the times that the condition allows."""
-        statement = select(*columns) if isinstance(columns, tuple) else select(columns)
-        statement = statement.where(*self._within(rows))
+        statement = select(*columns).where(*self._within(rows))
         if beyond:
             statement = statement.where(
                 self._dialect.reaches(rows.c.updated_at, descending=ordering.descending),
@@ -244,12 +247,6 @@ class WalkBuilder(Builder):
         own_id = self._sessions.c.session_id
         parts = self._condition.conjunction(NAME)
         return and_(*(part.truth(name, self._context, own_id) for name, part in parts))
-
-    def _are_many(self) -> Iterator[Truth]:
-        """Yields the condition that a walk is worth it, if that can be counted."""
-        more = self.more_than_few()
-        if more is not None:
-            yield more.is_not(None)
 
 
 def _number(name: str) -> Any:
