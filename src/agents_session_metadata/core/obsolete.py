@@ -27,8 +27,9 @@ def obsolete_tables(connection: Connection, tables: SessionTables) -> list[Table
     """Returns those of the two tables that exist."""
     existing = dialect_of(connection.dialect).existing
     found = _tables(tables)
-    names = existing(connection, tables.sessions, [table.name for table in found])
-    return [table for table in found if table.name in names]
+    names = [table.name for table in found]
+    there = existing(connection, tables.sessions, names, parts=False)
+    return [table for table in found if table.name in there]
 
 
 def drop_obsolete(connection: Connection, tables: SessionTables) -> None:

@@ -258,9 +258,6 @@ class Dialect:
         """
         raise NotImplementedError
 
-    def existing_triggers(self, connection: Connection, *tables: Table) -> set[str]:
-        return {name for table in tables for name in self.triggers_of(connection, table)}
-
     def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         raise NotImplementedError
 

@@ -39,7 +39,6 @@ from agents_session_metadata.core.tables import (
 from agents_session_metadata.dialects import connected_name, dialect_of, offline
 from agents_session_metadata.dialects._dialect import Dialect, Existing
 
-
 Level: TypeAlias = Literal["error", "warning", "info"]
 
 
