@@ -76,8 +76,8 @@ async def test_index(cli, filled):
         ("owner_id", None, True),
     ]
     shown = (await cli("index", "list", "--count")).stdout
-    assert "$updated_at  yes        3" in shown
-    assert "owner_id     obsolete" in shown
+    assert "$updated_at   yes        3" in shown
+    assert "owner_id      obsolete   -" in shown
     assert "scope" in (await cli("index", "list", "--scope", "owner_id=u1", code=1)).stderr
     assert "dropped" in (await cli("index", "drop", "owner_id")).stderr
     await cli("index", "drop", "$nothing", code=1)

@@ -112,7 +112,7 @@ class SQLite(Dialect):
     moment = _Moment()
     usual_isolation = "SERIALIZABLE"
     indexes_ids = True
-    probe_cost = 0.3
+    probe_cost = 0.25
     uses_triggers = True
     probes_by_range = True
     transient_codes = held_codes = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
