@@ -100,7 +100,7 @@ class Plans:
 
     def _before(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if "LIMIT" in statement and "updated_at" in statement:
-            kinds = {"beyond": "walk", "counted": "few", "": "sort"}
+            kinds = {"beyond": "walk", " AS few": "few", "": "sort"}
             self.taken.append(next(kinds[word] for word in kinds if word in statement))
 
     async def of(self, call: Any) -> list[str]:

@@ -428,7 +428,7 @@ class Builder:
             parts = (select(each.limit(most).subquery().c.one) for each in found)
             found = [select(union_all(*parts).subquery("parts").c.one)]
         more = found[0].limit(constant(1)).offset(few).scalar_subquery()
-        return select(more.label("more")).subquery("counted")
+        return select(more.label("more")).subquery("few")
 
     def truth(self, session_id: Id) -> Truth:
         """Returns a condition for statements that need not read the sessions table."""
