@@ -16,8 +16,8 @@ from agents_session_metadata.core.tables import query_tables, table_names
 from agents_session_metadata.doctor import diagnose
 
 SAFE = re.compile(
-    r"CREATE (TABLE|INDEX|TRIGGER|OR REPLACE FUNCTION) .*|REVOKE ALL ON FUNCTION [^;]*"
-    r"|ALTER TABLE \S+ ADD COLUMN [^;,]*(?<!NOT NULL)|DROP TRIGGER IF EXISTS [^;]*",
+    r"CREATE (TABLE|INDEX|TRIGGER) .*|ALTER TABLE \S+ ADD COLUMN [^;,]*(?<!NOT NULL)"
+    r"|DROP TRIGGER IF EXISTS [^;]*",
     re.DOTALL,
 )
 """The only kinds of statements that `doctor` may print."""
@@ -46,14 +46,13 @@ async def every_table(engine, names):
 
 
 async def complete(engine, names=None):
-    """Two sessions in tables of these names, an index of each kind, and rows in every table."""
+    """Two sessions in tables of these names, the text index, and rows in every table."""
     names = names or table_names()
     catalog = await every_table(engine, names)
     for name in ("a", "b"):
         session = await catalog.create_session(name, metadata={"tags": ["x", "y"], "n": 1})
         await session.add_items([raw.message("hello"), raw.message("again")])
-    for key in ("tags", "$updated_at"):
-        await catalog.create_index(key)
+    await catalog.create_index("$text")
     await catalog.set_metadata("b", {"title": "About words"})
     of_runs = ("run_id", "token", "agent", "input", "progress", "value", "run_key")
     texts = dict.fromkeys((*of_runs, "outcome", "call_id", "data", "owner"), "{}")

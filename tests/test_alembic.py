@@ -151,8 +151,7 @@ async def test_an_sdk_database_gets_our_tables_once(engine, config, shared_datab
     assert await session.find_sessions_by_metadata({"tags": {"$contains": "x"}}) == ["chat"]
     await session.clear_session()
     assert await raw.metadata_rows(engine) == 0
-    for key in ("tags", "$updated_at"):
-        await catalog.create_index(key)
+    await catalog.create_index("$updated_at")
     await session.add_items([raw.message("hello")])
     await engine.dispose()
     await asyncio.to_thread(command.downgrade, config, "base")
@@ -259,8 +258,6 @@ async def test_a_migration_keeps_what_others_added_to_the_tables(engine, config,
 @pytest.mark.parametrize("table", ["agent_sessions", "agent_messages", "agent_sessions_metadata"])
 async def test_batch_mode_keeps_triggers_and_ids(engine, shared_database, table):
     catalog = SessionCatalog(engine, create_tables=True)
-    for key in ("owner_id", "$updated_at"):
-        await catalog.create_index(key)
     session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
     await session.add_items([raw.message("hello"), raw.message("removed")])
     await session.pop_item()

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 from agents import Runner
 from commands import run, said
-from conformance import raw
+from conformance import key_indexes, raw
 from conformance.approving import Deployer, deploys
 from conformance.running import agent as scripted
 
@@ -60,24 +60,28 @@ def document(result):
 
 
 async def test_index(cli, filled):
+    assert "dropped" in (await cli("index", "drop", "$updated_at")).stderr
+    await cli("index", "drop", "$updated_at", code=1)
     assert document(await cli("index", "list", "--json")) == []
-    assert "created" in (await cli("index", "create", "owner_id", "--create-tables")).stderr
-    assert "exists already" in (await cli("index", "create", "owner_id")).stderr
-    assert document(await cli("index", "create", "tags", "--json")) == {
-        "key": "tags",
+    assert document(await cli("index", "create", "$updated_at", "--json")) == {
+        "key": "$updated_at",
         "created": True,
     }
+    assert "exists already" in (await cli("index", "create", "$updated_at")).stderr
+    assert "need no index" in said((await cli("index", "create", "owner_id", code=2)).stderr)
+    await key_indexes.create(filled.engine, "owner_id")
     listed = document(await cli("index", "list", "--count", "--json"))
-    assert listed == [
-        {"key": "owner_id", "complete": True, "entries": 3},
-        {"key": "tags", "complete": True, "entries": 9},
+    assert [(each["key"], each["entries"], each["obsolete"]) for each in listed] == [
+        ("$updated_at", 3, False),
+        ("owner_id", None, True),
     ]
-    assert "owner_id   yes        3" in (await cli("index", "list", "--count")).stdout
+    shown = (await cli("index", "list", "--count")).stdout
+    assert "$updated_at   yes        3" in shown
+    assert "owner_id      obsolete   -" in shown
     assert "scope" in (await cli("index", "list", "--scope", "owner_id=u1", code=1)).stderr
-    assert "dropped" in (await cli("index", "drop", "tags")).stderr
-    await cli("index", "drop", "tags", code=1)
+    assert "dropped" in (await cli("index", "drop", "owner_id")).stderr
     await cli("index", "drop", "$nothing", code=1)
-    assert [each.key for each in await filled.list_indexes()] == ["owner_id"]
+    assert [each.key for each in await filled.list_indexes()] == ["$updated_at"]
 
 
 # ---- histories ----

@@ -57,7 +57,6 @@ def of_package(frame: FrameType | None) -> Iterator[str]:
 async def test_first_use_of_healthy_tables(database: Database):
     first = SessionCatalog(database.engine(), create_tables=True)
     await first.create_session("chat", metadata={"owner_id": "u1"})
-    await first.create_index("owner_id")
     for group in first._store.database.tables.groups:
         await first._store.database.ensure(group.name)
     await first.engine.dispose()

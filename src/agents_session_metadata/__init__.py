@@ -35,7 +35,6 @@ from .errors import (
     SessionPausedError,
     StateVersionError,
     TablesMissingError,
-    TriggersNotAllowedError,
     UnsupportedDialectError,
 )
 from .keys import normalize_agent
@@ -163,7 +162,6 @@ __all__ = [
     "TableSize",
     "TablesMissingError",
     "ToolStatistics",
-    "TriggersNotAllowedError",
     "UnsupportedDialectError",
     "UsageRow",
     "ValueCount",

@@ -988,30 +988,24 @@ class SessionCatalog:
         native: bool = False,
         progress: Callable[[int], object] | None = None,
     ) -> bool:
-        """Create an index, so that the cost of a page does not grow with the number of matches.
+        """Create an index. Pages by a metadata key need none.
 
-        With an index on a key, a page by `updated_at`, `last_session`,
-        `find_sessions_by_metadata(limit=…)` and retention by age read as many entries as they
-        return, if their only condition (filter and scope together) requires one value of that key.
-        The elements of lists are indexed one by one, for `$contains`. `"$updated_at"` is the index
-        for pages without a filter: an SQL index on the SDK's sessions table. An index never changes
-        a result.
-
-        Triggers maintain the index on a key for every writer. On PostgreSQL the index is created in
-        one transaction, and other writers wait for it. On SQLite, MariaDB and MySQL it is filled in
-        steps. It is not used until it is complete; call this again to continue it. On MariaDB and
-        MySQL, the user requires the privilege TRIGGER, every process that writes must run version
-        0.2 or later, and creating the triggers or `"$updated_at"` can block other writers for up to
+        `"$updated_at"` is an SQL index on the SDK's sessions table. It makes pages by `updated_at`,
+        `last_session`, `find_sessions_by_metadata(limit=…)` and retention fast, whatever the
+        filter, and never changes a result. This package creates it with the sessions table. If the
+        table was created by something else, call this once. A process that is running uses the
+        index within a minute. On MariaDB and MySQL, creating it can block other writers for up to
         five seconds per attempt. A transaction of another writer can also end with a deadlock then,
         which this package retries and the plain SDK raises.
 
         `"$text"` is the index for `search`: a row with the words of each message. It is filled in
-        steps everywhere. Processes that are running add the messages that they write from their
-        next search on; until then, these are added like those of other writers. Creating its SQL
-        index of all messages can block other writers like `"$updated_at"`.
+        steps. If that was interrupted, call this again to continue. Processes that are running add
+        the messages that they write from their next search on; until then, these are added like
+        those of other writers. Creating its SQL index of all messages can block other writers like
+        `"$updated_at"`.
 
         Args:
-            key: A metadata key, `"$updated_at"` or `"$text"`.
+            key: `"$updated_at"` or `"$text"`.
             native: For `"$text"`, whether to also create the database's own full-text index, FTS5
                 on SQLite or GIN on PostgreSQL. Rare words are then found fast among all sessions.
             progress: Called with the number of indexed sessions so far, or of messages.
@@ -1020,18 +1014,16 @@ class SessionCatalog:
             Whether an index was created. False if it exists already.
 
         Raises:
-            InvalidMetadataError: If the key cannot be stored.
             ScopeError: If the catalog has a scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            TriggersNotAllowedError: If the database user may not create triggers.
             UnsupportedDialectError: If the database has no such full-text index.
-            ValueError: If `native` is set for another key than `"$text"`.
+            ValueError: If the key is another one, or `native` is set for `"$updated_at"`.
         """
-        from .indexes.create import check_index_key, create_index
+        from .indexes import create_index
 
         self._check_unscoped("create_index")
         if not native:
-            return await create_index(self._store.database, check_index_key(key), progress)
+            return await create_index(self._store.database, key, progress)
         from .search.feature import add_native, check_native
 
         check_native(self._store.database, key)
@@ -1041,23 +1033,23 @@ class SessionCatalog:
     async def drop_index(self, key: str) -> bool:
         """Drop an index. Queries then run without it, and `search` raises an error.
 
-        The triggers are kept, and do nothing for keys without an index.
+        If version 0.2.0 created an index on a metadata key, this removes it, and with the last one
+        all of their triggers and tables. Do that when no process of that version is running.
 
         Args:
-            key: A metadata key or `"$updated_at"`.
+            key: `"$updated_at"`, `"$text"`, or the key of an index of version 0.2.0.
 
         Returns:
             Whether the index existed.
 
         Raises:
-            InvalidMetadataError: If the key cannot be stored.
             ScopeError: If the catalog has a scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
-        from .indexes.create import check_index_key, drop_index
+        from .indexes import drop_index
 
         self._check_unscoped("drop_index")
-        return await drop_index(self._store.database, check_index_key(key))
+        return await drop_index(self._store.database, key)
 
     async def list_indexes(self, *, count: bool = False) -> list[IndexInfo]:
         """List the indexes, ordered by key.
@@ -1066,12 +1058,13 @@ class SessionCatalog:
             count: Whether to count their entries.
 
         Returns:
-            The indexes; an empty list if there are none, also if tables are missing.
+            The indexes; an empty list if there are none, also if tables are missing. Those that
+            version 0.2.0 created on metadata keys are `obsolete`.
 
         Raises:
             ScopeError: If the catalog has a scope.
         """
-        from .indexes.create import list_indexes
+        from .indexes import list_indexes
 
         self._check_unscoped("list_indexes")
         return await list_indexes(self._store.database, count=count)

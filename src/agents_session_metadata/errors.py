@@ -352,18 +352,6 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
         super().__init__(problem or f"missing from the database: {names}; {advice}")
 
 
-class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
-    """The database user may not create the triggers that maintain an index."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the database user may not create the triggers that maintain an index; on MySQL and "
-            "MariaDB, grant TRIGGER on the database and, if the server writes a binary log, set "
-            "log_bin_trust_function_creators = 1; on PostgreSQL, grant TRIGGER on the tables of "
-            "sessions and metadata and CREATE on their schema, or create the index as their owner"
-        )
-
-
 class UnsupportedDialectError(SessionMetadataError, NotImplementedError):
     """The engine is for a database, or has a setting, that this package does not support.
 

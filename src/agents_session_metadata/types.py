@@ -263,18 +263,21 @@ class Feedback:
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """An index of sessions by activity.
+    """An index.
 
     Attributes:
-        key: The metadata key, or `$updated_at`.
-        complete: Whether the index covers all sessions. An incomplete index is not used; call
-            `create_index` to continue it.
+        key: `$updated_at` or `$text`; if the index is obsolete, a metadata key.
+        complete: Whether the index covers everything that was stored when it was created. If not,
+            `create_index` continues it.
         entries: The number of entries, or None if it was not requested.
+        obsolete: Whether version 0.2.0 created the index. Nothing uses it: remove it with
+            `drop_index`.
     """
 
     key: str
     complete: bool
     entries: int | None = None
+    obsolete: bool = False
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,7 @@ BY_TEXT: dict[str, Call] = {
 }
 # `watch` sends the statement of `list_sessions`.
 NO_STATEMENT = {"from_url", "engine", "session", "delete_usage", "storage", "watch"}
-# PostgreSQL has the keys of indexes in its trigger functions: test_indexes has odd ones. Search
-# needs an index: test_search has random texts.
+# Search needs an index: test_search has random texts.
 WITH_INDEXES = {"create_index", "drop_index", "list_indexes", "refresh_index", "search"}
 
 OF_A_SESSION: dict[str, Call] = {

@@ -105,11 +105,14 @@ async def test_questions_read_what_they_select(shared_database: Database):
         for name, ask in _questions(catalog, where).items():
             read = await _rows_read(shared_database, engine, ask)
             # A driven row is looked up in a few tables and by each further condition; counting
-            # values does so for scalars and for elements, short and long.
-            lookups = (len(where) + 4) * (8 if name == "values" else 2)
+            # values does so for scalars and for elements, short and long. A page counts the rows
+            # of each part of `$or` twice before, in tables of MariaDB and MySQL that count as well.
+            lookups = (len(where) + 4 + 4 * ("$or" in where)) * (8 if name == "values" else 2)
             assert read <= driven * lookups + 100, (name, where, read)
 
-    # Pages by time read the sessions once, and no metadata.
+    # Without an index, pages by time read the sessions once, and no metadata.
+    await catalog.drop_index("$updated_at")
+
     def by_time() -> Any:
         return catalog.list_sessions(limit=20, keys=[])
 
@@ -137,10 +140,19 @@ async def test_questions_read_what_they_select(shared_database: Database):
         assert await _rows_read(shared_database, engine, ask, whole=True) <= 500, ask
         if shared_database.kind == "sqlite":
             assert index in await _plan(shared_database, engine, ask), ask
-    # A question with a filter is answered as without the index.
+    # A question that few sessions match is answered as without the index.
     assert index not in await _plan(
         shared_database, engine, lambda: catalog.list_sessions(other, limit=20)
     )
+    # One that many match passes sessions in its order, looks each up, and reads those of the page.
+    many = {"status": "active"}
+    for order in cursors:
+        ask = partial(catalog.list_sessions, many, order_by=order, limit=20, keys=[])
+        assert await _rows_read(shared_database, engine, ask, whole=True) <= 6_000, order
+        if shared_database.kind == "sqlite":
+            plan = await _plan(shared_database, engine, ask)
+            assert index in plan
+            assert not re.search(r"SCAN (agent_sessions_metadata|driver)", plan), plan
     await catalog.drop_index("$updated_at")
 
     # A walk goes by the primary key: two pages, the second from where the first ended.
@@ -155,19 +167,6 @@ async def test_questions_read_what_they_select(shared_database: Database):
     )
     read = await _rows_read(shared_database, engine, lambda: walk(None), whole=True)
     assert read <= 2500
-
-    # Filling an index reads each session's value once, however many steps it takes.
-    def create() -> Any:
-        return SessionCatalog(engine, create_tables=True).create_index("rank")
-
-    if shared_database.kind == "mysql":
-        assert await _handler_reads(engine, create) <= SESSIONS * 12
-        return
-    captured = await _captured(engine, create)
-    fills = [each for each in captured if each[0].startswith("INSERT") and "JOIN" in each[0]]
-    assert fills
-    if shared_database.kind == "sqlite":
-        assert not re.search(r"\(key=\?\)", await _explained(shared_database, engine, fills))
 
 
 async def _captured(engine: Any, ask: Any) -> list[tuple[str, Any]]:

@@ -225,7 +225,6 @@ async def test_a_history_without_a_session_belongs_to_no_scope(everyone, engine)
 async def test_creating_needs_no_rights_on_optional_tables(everyone, database):
     for group in (RUNS, THREADS, USAGE):
         await everyone._store.database.ensure(group)
-    await everyone.create_index("owner_id")
     core = ("agent_sessions", "agent_messages", OWN, f"{OWN}_elements")
     name = make_url(database.url).database
     user = f"core_{name}"[:30]

@@ -416,12 +416,12 @@ async def test_an_index_is_created_and_dropped(engine):
     assert await catalog.create_index("$text", progress=done.append)
     assert done[-1] == 3
     assert not await catalog.create_index("$text")
-    [info] = await catalog.list_indexes(count=True)
+    info, _ = await catalog.list_indexes(count=True)
     assert (info.key, info.complete, info.entries) == ("$text", True, 3)
     assert len(await found(catalog, "old")) == 4
     assert await catalog.drop_index("$text")
     assert not await catalog.drop_index("$text")
-    assert await catalog.list_indexes() == []
+    assert [each.key for each in await catalog.list_indexes()] == ["$updated_at"]
     with pytest.raises(TablesMissingError):
         await catalog.search("old")
     assert await raw.count_rows(engine, ROWS) == 0
@@ -637,8 +637,10 @@ async def test_an_interrupted_index_is_continued(engine, monkeypatch, steps):
     with pytest.raises(StoppedError):
         await catalog.create_index("$text", progress=stop)
     assert await raw.count_rows(engine, ROWS) == 5 * steps
+    assert [each.complete for each in await catalog.list_indexes()] == [False, True]
     assert len(await found(catalog, "word", limit=100)) == 12
-    await catalog.create_index("$text")
+    assert await catalog.create_index("$text")
+    assert [each.complete for each in await catalog.list_indexes()] == [True, True]
     assert await raw.count_rows(engine, ROWS) == 12
 
 

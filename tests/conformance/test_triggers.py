@@ -214,35 +214,6 @@ async def test_a_trigger_that_suppresses_redundant_updates(database: Database):
     await check_everything(engine)
 
 
-@pytest.mark.only_on("postgresql")
-@pytest.mark.parametrize(
-    ("name", "path"), [("public.audit_log", ""), ("audit_log", " SET search_path = public")]
-)
-async def test_an_audit_of_the_tables_of_indexes(database: Database, name, path):
-    """As the documentation says: they are written with a fixed search path."""
-    engine = database.engine()
-    catalog = SessionCatalog(engine, create_tables=True)
-    await catalog.create_index("owner_id")
-    await raw.execute(engine, "CREATE TABLE audit_log (what TEXT)")
-    await raw.execute(
-        engine,
-        f"CREATE FUNCTION audit_it() RETURNS trigger LANGUAGE plpgsql{path} AS"
-        f" $$ BEGIN INSERT INTO {name} VALUES (TG_TABLE_NAME); RETURN NULL; END $$",
-    )
-    written = {"agent_sessions_metadata_activity"}
-    for table in written:
-        await raw.execute(
-            engine,
-            f"CREATE TRIGGER z_audit AFTER INSERT OR UPDATE OR DELETE ON {table}"
-            " FOR EACH ROW EXECUTE FUNCTION audit_it()",
-        )
-    session = await catalog.create_session("a", metadata={"owner_id": "u1"})
-    await session.add_items([raw.message("hello")])
-    assert await catalog.delete_session("a")
-    found = await raw.execute(engine, "SELECT DISTINCT what FROM audit_log")
-    assert {what for (what,) in found} == written
-
-
 TWO = {"tags": {"$contains": "x"}}
 DELETIONS = {
     "delete_session": lambda catalog, _: catalog.delete_session("kept"),

@@ -98,7 +98,6 @@ async def test_a_removed_session_is_as_it_was_seen_last(catalog):
 
 
 async def test_a_poll_is_few_statements_and_holds_no_connection(catalog, engine):
-    await catalog.create_index("owner_id")
     mine = catalog.scoped({"owner_id": "u1"})
     await mine.create_session("a")
     changes = mine.watch(interval=1, initial=True)

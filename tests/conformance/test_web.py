@@ -41,8 +41,7 @@ async def test_facets_read_the_values_and_nothing_else(engine) -> None:
         "UPDATE agent_sessions_metadata SET value = 'no JSON'"
         " WHERE session_id = 'chat-3' AND value = '\"u1\"'",
     )
-    await catalog.create_index("owner_id")
-    await catalog.get_metadata("chat-0")
+    await catalog.list_sessions({"status": "open"}, keys=[])
     sent: list[str] = []
     event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
     facets = await read_facets(catalog, View.of({}))

@@ -105,7 +105,8 @@ async def test_the_printed_sql_runs_twice_beside_the_tables_of_the_sdk(engine):
     await run(engine, script)
     made = await objects_of(engine)
     assert len(made) >= 4 + len(OPTIONAL)
-    assert await problems(engine) == []
+    # On MySQL and MariaDB, the index on `updated_at` is created with its table only.
+    assert all(each.level == "info" for each in await problems(engine))
     await run(engine, script)
     assert await objects_of(engine) == made
 

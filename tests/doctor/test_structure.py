@@ -56,8 +56,13 @@ async def test_nothing_is_changed(whole, shared_database):
 async def test_tables_are_created_beside_those_of_the_sdk(engine, shared_database):
     await raw.create_sdk_tables(engine, collation=await exact_collation(engine))
     await run(engine, ["INSERT INTO agent_sessions (session_id) VALUES ('a')"])
-    assert await mended(engine) == []
+    # An index on a table that is not ours is recommended, but not printed.
+    [finding] = await mended(engine)
+    assert (finding.level, finding.check) == ("info", "indexes")
+    assert "agent-sessions index create '$updated_at'" in finding.problem
     catalog = catalog_of(engine, table_names())
+    assert await catalog.create_index("$updated_at")
+    assert await problems(engine) == []
     await catalog.set_metadata("a", {"tags": ["x"]}, must_exist=True)
     assert await catalog.count_sessions({"tags": {"$contains": "x"}}) == 1
 
@@ -124,6 +129,8 @@ async def test_no_sessions_table_is_created_beside_rows(filled, shared_database)
 @pytest.mark.parametrize("column", ["agent_sessions.updated_at", f"{ROWS}.updated_at"])
 async def test_a_missing_column_is_explained(filled, column):
     table, name = column.split(".")
+    if table == "agent_sessions":
+        await filled.drop_index("$updated_at")
     await raw.execute(filled.engine, f"ALTER TABLE {table} DROP COLUMN {name}")
     [finding] = await explained(filled.engine, "columns", ["error"])
     assert f"column {column} is missing" in finding.problem
@@ -208,7 +215,7 @@ async def test_keys_that_ignore_case_are_an_error(filled, shared_database):
 @pytest.mark.only_on("mariadb", "mysql")
 async def test_ids_that_follow_the_sessions_table_are_a_warning(engine, shared_database):
     await raw.create_sdk_tables(engine, collation="utf8mb4_general_ci")
-    found = await mended(engine)
+    found = [each for each in await mended(engine) if each.level != "info"]
     assert {(each.level, each.check) for each in found} == {("warning", "collations")}
     assert len(found) == 4
 
@@ -240,4 +247,4 @@ async def test_domains_and_other_exact_collations_are_healthy(engine, shared_dat
         await connection.execute(text("CREATE DOMAIN chat_id AS TEXT CHECK (VALUE <> 'never')"))
     await raw.create_sdk_tables(engine)
     await raw.execute(engine, "ALTER TABLE agent_messages ALTER session_id TYPE chat_id")
-    assert await mended(engine) == []
+    assert [each.level for each in await mended(engine)] == ["info"]

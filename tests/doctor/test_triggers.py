@@ -1,23 +1,14 @@
-"""`doctor` on triggers."""
+"""`doctor` on triggers, and on what version 0.2.0 has left."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from conformance import raw
-from doctoring import explained, printed, problems, repair, run
-from sqlalchemy.exc import DBAPIError
+from conformance import key_indexes, raw
+from doctoring import explained, problems, repair, run
 
 pytestmark = pytest.mark.dialect
 
 ROWS = "agent_sessions_metadata"
-
-
-@pytest.fixture
-async def indexed(filled):
-    await filled.create_index("tags")
-    return filled
 
 
 @pytest.mark.only_on("sqlite")
@@ -61,65 +52,21 @@ async def test_triggers_of_0_1_are_replaced(filled, shared_database):
     assert await problems(engine) == []
 
 
-async def index_triggers(engine, kind):
-    """The triggers of indexes: their names and tables."""
-    query = {
-        "sqlite": "SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger'",
-        "postgresql": (
-            "SELECT tgname, tgrelid::regclass::text FROM pg_trigger WHERE NOT tgisinternal"
-        ),
-        "mysql": (
-            "SELECT trigger_name, event_object_table FROM information_schema.triggers"
-            " WHERE trigger_schema = database()"
-        ),
-    }[kind]
-    found = [(row[0], row[1]) for row in await raw.execute(engine, query)]
-    return [each for each in found if each[0].startswith(f"{ROWS}_activity")]
-
-
-async def test_missing_triggers_of_an_index_are_created(indexed, shared_database):
-    engine, kind = indexed.engine, shared_database.kind
-    triggers = await index_triggers(engine, kind)
-    for name, table in triggers:
-        on = f" ON {table}" if kind == "postgresql" else ""
-        await raw.execute(engine, f"DROP TRIGGER {name}{on}")
-    await indexed.set_metadata("a", {"tags": ["x", "z"]})
-    [finding] = await repair(engine, "triggers")
-    assert all(name in finding.problem for name, _ in triggers)
-    assert sorted(await index_triggers(engine, kind)) == sorted(triggers)
-    # What the words say about what was written in the meantime.
-    assert "drop each index and create it again: agent-sessions index drop" in finding.problem
-    await indexed.drop_index("tags")
-    await indexed.create_index("tags")
-    assert await indexed.count_sessions({"tags": {"$contains": "z"}}) == 1
-
-
-async def test_the_text_index_requires_no_triggers_of_keys(filled):
-    await filled.create_index("$text")
+async def test_what_0_2_made_for_keys_is_a_note(filled, shared_database):
+    await key_indexes.create(filled.engine, "owner_id", "tags")
+    found = await explained(filled.engine, "indexes", ["info", "info"])
+    for finding, key in zip(found, ("owner_id", "tags"), strict=True):
+        assert finding.problem.endswith(f"remove it by agent-sessions index drop {key}")
+        assert await filled.drop_index(key)
     assert await problems(filled.engine) == []
 
 
-@pytest.mark.only_on("mariadb", "mysql")
-async def test_triggers_whose_user_is_gone_are_replaced(indexed, shared_database):
-    engine = indexed.engine
-    name, own = f"{ROWS}_activity_session_time", "audit"
-    await raw.execute(
-        engine, f"CREATE TRIGGER {own} AFTER INSERT ON agent_messages FOR EACH ROW SET @a = 1"
-    )
-    for each in (name, own):
-        [row] = await raw.execute(engine, f"SHOW CREATE TRIGGER {each}")
-        create = re.sub(r"DEFINER=\S+", "DEFINER=`gone`@`%`", row[2], count=1)
-        await run(engine, [f"DROP TRIGGER {each}", create])
-    with pytest.raises(DBAPIError, match="1449"):
-        await indexed.session("a").add_items([raw.message("hello")])
-    found = await problems(engine)
-    assert [each.problem.split(",")[0] for each in found] == [
-        f"the user gone@% of trigger {name} does not exist",
-        f"the user gone@% of trigger {own} does not exist",
-    ]
-    await run(engine, printed(found))
-    [finding] = await explained(engine, "triggers", ["error"])
-    assert finding.problem.endswith("create the user, or create the trigger again as another one")
-    await raw.execute(engine, f"DROP TRIGGER {own}")
-    await indexed.session("a").add_items([raw.message("hello")])
-    assert await problems(engine) == []
+async def test_servers_have_no_triggers_whatever_was_used(whole, shared_database):
+    await whole.create_index("$text")
+    await whole.create_index("$updated_at")
+    found = await key_indexes.triggers(whole.engine)
+    if shared_database.kind == "sqlite":
+        assert found
+        assert all(" AFTER DELETE ON " in create for _, create in found)
+    else:
+        assert found == []

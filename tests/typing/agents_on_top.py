@@ -43,7 +43,6 @@ from agents_session_metadata import (
     SessionTracker,
     SQLAlchemyMetadataSession,
     TablesMissingError,
-    TriggersNotAllowedError,
     UnsupportedDialectError,
     add_invocation,
     normalize_agent,
@@ -173,7 +172,6 @@ def builtins_behind_errors() -> tuple[
     type[ValueError],
     type[LookupError],
     type[RuntimeError],
-    type[RuntimeError],
     type[NotImplementedError],
 ]:
     """Each error is the builtin that a caller would guess."""
@@ -181,6 +179,5 @@ def builtins_behind_errors() -> tuple[
         InvalidFilterError,
         SessionNotFoundError,
         TablesMissingError,
-        TriggersNotAllowedError,
         UnsupportedDialectError,
     )

@@ -5,26 +5,26 @@ from __future__ import annotations
 import click
 
 from agents_session_metadata.text import escaped
+from agents_session_metadata.types import IndexInfo
 
 from .app import DATABASE, TABLES, Target, app, command
 from .options import argument, flag, option, usage
 from .output import Answer, Table, counted, nothing, number, progress, shown
 
-_KEY = argument("A metadata key, or $updated_at for lists without a filter.")
+_KEY = argument("$updated_at for lists, $text for search.")
 
 app.add_command(click.Group("index", help="Create, drop and list indexes."))
 
 
-@command("index create owner_id")
+@command("index create '$updated_at'")
 async def create_index(
     target: Target,
     key: str = _KEY,
     native: bool = flag("For '$text', also create the database's own full-text index."),
 ) -> Answer:
-    """Create an index on a key, for fast lists of sessions.
+    """Create an index, for fast lists of sessions or for search.
 
-    Creates missing tables. Triggers keep the index up to date. If the command is interrupted, run
-    it again to continue.
+    Creates missing tables. If the command is interrupted, run it again to continue.
     """
     _ = target.engine  # First: a misspelled file is not created.
     target.create_tables = True
@@ -44,9 +44,12 @@ async def refresh_index(target: Target, key: str = _KEY) -> Answer:
     return Answer(document={"added": added}, text=f"added {counted(added, 'message')}")
 
 
-@command("index drop owner_id")
+@command("index drop '$text'")
 async def drop_index(target: Target, key: str = _KEY) -> Answer:
-    """Drop an index. Results do not change, but lists can be slower."""
+    """Drop an index. Lists can be slower then.
+
+    KEY can also be a metadata key that version 0.2.0 has created an index on.
+    """
     dropped = await target.catalog.drop_index(key)
     document = {"key": key, "dropped": dropped}
     if not dropped:
@@ -58,12 +61,19 @@ async def drop_index(target: Target, key: str = _KEY) -> Answer:
 async def list_indexes(
     target: Target, count: bool = flag("Count the entries, which takes time.")
 ) -> Answer:
-    """List the indexes, and whether each is complete."""
+    """List the indexes, and whether each is complete.
+
+    Nothing uses an obsolete one, which version 0.2.0 has created: drop it.
+    """
     indexes = await target.catalog.list_indexes(count=count)
     if not indexes:
         return Answer(document=[], message="there is no index")
-    rows = [[each.key, "yes" if each.complete else "no", number(each.entries)] for each in indexes]
+    rows = [[each.key, _state(each), number(each.entries)] for each in indexes]
     return Answer(document=indexes, table=Table(("key", "complete", "entries"), rows))
+
+
+def _state(index: IndexInfo) -> str:
+    return "obsolete" if index.obsolete else "yes" if index.complete else "no"
 
 
 @command("size --json")
@@ -90,7 +100,6 @@ async def ddl(
     TABLE statements for tables, columns, indexes and triggers that the database of --url lacks.
     """
     from agents_session_metadata.core.schema import create_statements, drop_statements
-    from agents_session_metadata.dialects import dialect_of, offline
 
     if everything and not drop:
         usage("--all needs --drop")
@@ -102,15 +111,14 @@ async def ddl(
         missing = await doctor.upgrade(target.engine, target.names)
         if not missing:
             return Answer(message="nothing is missing")
-        return Answer(text="\n".join(map(dialect_of(target.engine.dialect).in_shell, missing)))
+        return Answer(text="\n".join(f"{statement};" for statement in missing))
     if not dialect:
         usage("pass --dialect, or --upgrade for the database of --url")
-    in_shell = dialect_of(offline(dialect)).in_shell
     if drop:
         statements = drop_statements(dialect, target.names, everything=everything)
     else:
         statements = create_statements(dialect, target.names)
-    return Answer(text="\n".join(map(in_shell, statements)))
+    return Answer(text="\n".join(f"{statement};" for statement in statements))
 
 
 @command("doctor --json", DATABASE)
@@ -127,7 +135,6 @@ async def doctor(
     code is 1 if there is an error, and 0 if there are only warnings.
     """
     from agents_session_metadata import doctor
-    from agents_session_metadata.dialects import dialect_of
 
     if rewrite_search_keys:
         rewritten, skipped = await doctor.rewrite_search_keys(target.engine, target.names)
@@ -138,11 +145,10 @@ async def doctor(
             message=f"values rewritten: {rewritten}, skipped: {skipped}{hint}",
         )
     findings = await doctor.diagnose(target.engine, target.names)
-    in_shell = dialect_of(target.engine.dialect).in_shell
     lines = []
     for each in findings:
         lines.append(f"{each.level:7}  {each.check}: {escaped(each.problem)}")
-        lines += map(in_shell, each.repair)
+        lines += (f"{statement};" for statement in each.repair)
     errors = sum(each.level == "error" for each in findings)
     return Answer(
         document={"healthy": not errors, "findings": findings},

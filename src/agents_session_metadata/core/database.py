@@ -31,7 +31,6 @@ from agents_session_metadata.errors import TablesMissingError
 
 from .change_log import log_committed
 from .definitions import CORE
-from .features import features
 from .schema import (
     MissingElement,
     create_missing,
@@ -112,8 +111,8 @@ class _TablesState:
 
     `pooled` becomes true if a pooler, such as PgBouncer, has run single statements on different
     connections. Within a transaction, it keeps to one. `native_ids` is true if ids in the sessions
-    table sort by code point. `existing` has the tables that were seen, and `notes` what features
-    remember of the database, by their names.
+    table sort by code point. `existing` has the tables that were seen, and `notes` what others
+    remember of the database.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
@@ -330,10 +329,6 @@ class Database:
                     connection, self.tables.sessions
                 )
                 self._state.notes.clear()
-                for feature in features():
-                    names = {table.name for table in self.tables.group(feature.name).tables}
-                    if feature.learn is not None and names <= existing.keys():
-                        feature.learn(self, connection)
             connection.commit()
 
         lock = self._init_lock()

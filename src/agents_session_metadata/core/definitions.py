@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import SchemaItem
-from sqlalchemy.types import NullType, TypeEngine
+from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects.sqltypes import (
@@ -37,7 +37,6 @@ from agents_session_metadata.dialects.sqltypes import (
     RowId,
     SearchBytes,
     SessionId,
-    TimeCopy,
 )
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
@@ -45,6 +44,9 @@ LONGEST_NAME = 63
 """Bytes of an identifier that every supported database keeps."""
 
 CORE = "core"
+
+SESSIONS = "agents_session_metadata.sessions"
+"""The key in `Table.info` of the sessions table."""
 
 
 class TableNames(NamedTuple):
@@ -60,8 +62,7 @@ class ColumnTypes(NamedTuple):
     """The column types that differ between databases.
 
     `session_id` is for ids in the SDK's tables, `own_id` for ids in ours. `rest` is for the part of
-    a search key that is not in the index. `stored_time` is for the form of `Dialect.stored_time`.
-    `item_id` is for the ids of items.
+    a search key that is not in the index. `item_id` is for the ids of items.
     """
 
     session_id: TypeEngine[Any]
@@ -70,7 +71,6 @@ class ColumnTypes(NamedTuple):
     text: TypeEngine[Any]
     search: TypeEngine[Any]
     rest: TypeEngine[Any]
-    stored_time: TypeEngine[Any]
     item_id: TypeEngine[Any]
 
 
@@ -81,7 +81,6 @@ QUERY_TYPES = ColumnTypes(
     Text(),
     PlainBytes(),
     PlainBytes(),
-    NullType(),
     BigInteger(),
 )
 """Plain types: statements compare by the types of the columns in the database."""
@@ -92,11 +91,6 @@ def table_options(types: ColumnTypes) -> dict[str, Any]:
     return {} if types is QUERY_TYPES else TABLE_OPTIONS
 
 
-def by_code_point(types: ColumnTypes) -> dict[str, Any]:
-    """Options for an index whose ids sort by code point, even if those of the SDK do not."""
-    return {} if types is QUERY_TYPES else {"postgresql_ops": {"session_id": 'COLLATE "C"'}}
-
-
 CREATE_TYPES = ColumnTypes(
     SessionId(),
     SessionId(),
@@ -104,7 +98,6 @@ CREATE_TYPES = ColumnTypes(
     LongText(),
     SearchBytes(),
     LongBytes(),
-    TimeCopy(),
     Integer(),
 )
 
@@ -229,15 +222,12 @@ class TableGroup:
         tables: The tables, each after the tables that it refers to.
         triggers: The triggers that SQLite needs in addition to the tables. Pass each to `execute`;
             to drop it, use its `name`.
-        cleanup: Statements that drop other objects that the feature creates, on any database. Run
-            them before you drop the tables. They do nothing if there is nothing to drop.
         virtual: Tables that the feature can create on SQLite in addition. Drop them if they exist.
     """
 
     name: str
     tables: tuple[Table, ...]
     triggers: tuple[CreateTrigger, ...] = field(default=(), repr=False)
-    cleanup: tuple[Any, ...] = field(default=(), repr=False)
     virtual: tuple[Table, ...] = field(default=(), repr=False)
 
     def __getitem__(self, suffix: str) -> Table:
@@ -260,11 +250,10 @@ class TableMaker:
     names: tuple[str, ...]
     tables: list[Table] = field(default_factory=list)
     triggers: list[CreateTrigger] = field(default_factory=list)
-    cleanup: list[Any] = field(default_factory=list)
     virtual: list[Table] = field(default_factory=list)
 
     def group(self, name: str) -> TableGroup:
-        parts: list[list[Any]] = [self.tables, self.triggers, self.cleanup, self.virtual]
+        parts: list[list[Any]] = [self.tables, self.triggers, self.virtual]
         return TableGroup(name, *map(tuple, parts))
 
     def table(self, name: str, *elements: SchemaItem, **options: Any) -> Table:

@@ -13,70 +13,41 @@ from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import Connection
+
+from agents_session_metadata.types import IndexInfo
 
 from .definitions import TableMaker, derived_name
 
 if TYPE_CHECKING:
     from .database import Database
 
-FOLDERS = ("indexes", "runs", "usage", "threads", "idempotency", "search")
+FOLDERS = ("runs", "usage", "threads", "idempotency", "search")
 """In the order in which their tables are created."""
 
 
-class IndexKind(ABC):
-    """The parts of an index. Each method is a part of one transaction."""
+class Index(ABC):
+    """An index of a feature, for `create_index` and the methods beside it."""
 
-    group: str | None = None
-    """A group of tables that it needs besides those of indexes."""
-    rows: tuple[ColumnElement[Any], ColumnElement[bool]]
-    """The column by which its rows are deleted in steps, and the condition for its rows."""
+    key: ClassVar[str]
+    """The key with which it is created."""
 
-    def keep_out(self, connection: Connection) -> bool:  # noqa: ARG002  # for subclasses
-        """Keeps writers out until the transaction ends, in which the index is then created.
-
-        Returns False if they cannot be kept out: then it is created in steps.
-        """
-        return False
+    def __init__(self, database: Database) -> None:
+        self.database = database
 
     @abstractmethod
-    def prepare(self, connection: Connection) -> None:
-        """Creates what maintains the index from now on, if it is missing."""
+    async def create(self, progress: Callable[[int], object] | None) -> bool:
+        """Returns False if it was complete."""
 
     @abstractmethod
-    def fill(self, connection: Connection, after: Any) -> tuple[int, Any]:
-        """Adds missing rows, from where the step before ended.
+    async def drop(self) -> bool:
+        """Returns False if it does not exist."""
 
-        Returns how much it has read, and where it ended; None if there is no more.
-        """
-
-    def leave(self, connection: Connection, *, alone: bool) -> None:
-        """Called when the index is dropped, before its rows are deleted.
-
-        If `alone`, other processes cannot change states until the transaction ends.
-        """
-        if alone:
-            self.prepare(connection)
-
-    def fill_at_once(self, connection: Connection) -> int:
-        """Fills the index while writers are kept out, and returns how much it has read."""
-        raise NotImplementedError
-
-
-async def fill_in_steps(
-    database: Database, kind: IndexKind, progress: Callable[[int], object] | None
-) -> int:
-    """Fills an index in short transactions. Returns how much it has read."""
-    passed, after, more = 0, None, True
-    while more:
-        step = after
-        found, after = await database.write(lambda connection: kind.fill(connection, step))  # noqa: B023
-        passed, more = passed + found, after is not None
-        if found and progress is not None:
-            progress(passed)
-    return passed
+    @abstractmethod
+    def info(self, connection: Connection, *, count: bool) -> IndexInfo | None:
+        """Returns None if it does not exist."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +76,7 @@ class Feature:
         statuses: Returns the status of the runs of some sessions, by session id.
         insert_items: Inserts items of a locked session in place of the core, or returns False.
         added: Called with the ids of sessions that were imported with their items.
-        learn: Puts into `Database.notes` what it has to know, once per process and database.
-        reader: Returns a reader of pages in place of the one that uses no index.
-        indexes: Its kinds of indexes, each after the key with which it is created.
+        index: Its index.
     """
 
     name: str
@@ -126,9 +95,7 @@ class Feature:
     statuses: Callable[[Database, Connection, Sequence[str]], Mapping[str, str]] | None = None
     insert_items: Callable[[Database, Connection, str, Sequence[str]], bool] | None = None
     added: Callable[[Database, Connection, Sequence[str]], None] | None = None
-    learn: Callable[[Database, Connection], object] | None = None
-    reader: Callable[[Database, Connection], Any] | None = None
-    indexes: tuple[tuple[str, Callable[[Database], IndexKind]], ...] = ()
+    index: type[Index] | None = None
 
     def names(self, metadata_table: str) -> tuple[str, ...]:
         return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)

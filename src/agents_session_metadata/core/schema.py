@@ -30,12 +30,14 @@ from agents_session_metadata.types import TableSize
 from .definitions import (
     CORE,
     CREATE_TYPES,
+    SESSIONS,
     ColumnTypes,
     CreateTrigger,
     derived_name,
     dropping,
     name_beside,
 )
+from .obsolete import obsolete
 from .tables import SessionTables, TableNames, build_tables, create_tables, table_names
 
 MissingElement: TypeAlias = "CreateTable | AddColumn | CreateIndex | CreateTrigger"
@@ -181,6 +183,9 @@ def _tables_beside(
 def table_elements(
     table: Table, dialect: Dialect, *, if_not_exists: bool = False
 ) -> list[CreateTable | CreateIndex]:
+    """With a sessions table, its index on `updated_at` is created."""
+    if SESSIONS in table.info:
+        table = time_index(table, dialect).table
     if not dialect.transactional_ddl:
         return [CreateWithIndexes(table, if_not_exists=if_not_exists)]
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
@@ -199,14 +204,15 @@ class SDKIndex:
     """An SQL index on a table of the SDK. The tables of `session_tables` do not have it."""
 
     def __init__(self, table: Table, suffix: str, columns: Sequence[str]) -> None:
-        copy = table.to_metadata(MetaData())
-        self._index = Index(derived_name(table.name, suffix), *(copy.c[name] for name in columns))
-        self._place = str(self._index.name), copy
+        self.name = derived_name(table.name, suffix)
+        self.columns = tuple(columns)
+        self.table = table.to_metadata(MetaData())
+        """A copy of the table that has the index."""
+        self._index = Index(self.name, *(self.table.c[name] for name in columns))
 
     def exists(self, connection: Connection) -> bool:
-        name, table = self._place
-        schema = connection.schema_for_object(table)
-        return inspect(connection).has_index(table.name, name, schema)
+        schema = connection.schema_for_object(self.table)
+        return inspect(connection).has_index(self.table.name, self.name, schema)
 
     def change(self, connection: Connection, *, exists: bool) -> bool:
         """Creates or drops the index. Returns whether that was necessary."""
@@ -217,6 +223,13 @@ class SDKIndex:
         with dialect.brief_waits(connection):
             (self._index.create if exists else self._index.drop)(connection)
         return True
+
+
+def time_index(sessions: Table, dialect: Dialect) -> SDKIndex:
+    """The index on the time of activity, by which `query.walks` reads pages."""
+    # InnoDB adds the primary key by itself. PostgreSQL has no room for the longest ids.
+    more = ["session_id"] if dialect.indexes_ids else []
+    return SDKIndex(sessions, "_updated_at_idx", ["updated_at", *more])
 
 
 class CreateWithIndexes(CreateTable):
@@ -271,9 +284,8 @@ def drop_statements(
 ) -> list[str]:
     """With `everything`, also drops the SDK's own tables. Triggers are dropped first."""
     sa_dialect, tables = offline(dialect), create_tables(names or table_names())
-    elements: list[ExecutableDDLElement] = []
+    elements: list[ExecutableDDLElement] = [*obsolete(tables)]
     for group in tables.groups:
-        elements += group.cleanup
         if dialect_of(sa_dialect).uses_triggers:
             elements += [drop for trigger in group.triggers for drop in dropping(trigger)]
             elements += [DropTable(table, if_exists=True) for table in group.virtual]

@@ -39,6 +39,7 @@ from .definitions import (
     CORE,
     CREATE_TYPES,
     QUERY_TYPES,
+    SESSIONS,
     ColumnTypes,
     CreateTrigger,
     TableGroup,
@@ -91,7 +92,7 @@ class SessionTables:
         """The group of this name.
 
         Args:
-            name: `"core"`, or the name of an optional feature, such as `"activity"`.
+            name: `"core"`, or the name of an optional feature, such as `"runs"`.
         """
         return next(group for group in self.groups if group.name == name)
 
@@ -180,6 +181,7 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
         Column("session_id", types.session_id, primary_key=True),
         time("created_at"),
         time("updated_at", onupdate=now),
+        info={SESSIONS: True},
         **options,
     )
     # MariaDB fails if the name that it makes for the foreign key is too long.

@@ -16,6 +16,7 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
+    FromClause,
     Insert,
     Numeric,
     Table,
@@ -36,7 +37,7 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 
-from ._dialect import LONGEST_WAIT, Dialect, Existing, RowTrigger, by_table, replacements
+from ._dialect import LONGEST_WAIT, Dialect, Existing, by_table, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._text import MySQLTextSQL
 from .sqltypes import ID_LENGTH, SDKTime
@@ -183,8 +184,6 @@ class MySQL(Dialect):
     stored_time = _StoredTime()
     moment = _Moment()
     usual_isolation = "REPEATABLE READ"
-    # Also for writers that read without locks: one that has seen no index ends before it is filled.
-    locks_session = " LOCK IN SHARE MODE"
     text_search = MySQLTextSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
@@ -210,6 +209,9 @@ class MySQL(Dialect):
     def whole(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
         return func.sha2(column, literal_column("256"))
 
+    def without_primary_key(self, statement: Any, rows: FromClause) -> Any:
+        return statement.with_hint(rows, "IGNORE INDEX (PRIMARY)")
+
     def error_code(self, error: DBAPIError) -> object:
         arguments = getattr(error.orig, "args", ())
         return arguments[0] if arguments else None
@@ -220,41 +222,46 @@ class MySQL(Dialect):
             return ""
         return "if this record is large, increase max_allowed_packet on the server"
 
-    def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
-        # IGNORE would also hide other errors, and a driver logs a warning for each row. Where the
-        # values are given, the table is not named: drivers that combine rows leave each % of its
-        # name doubled.
+    def insert_missing(self, table: Table) -> Any:
+        # IGNORE would also hide other errors, and a driver logs a warning for each row. The table
+        # is not named: drivers that combine rows leave each % of its name doubled.
         statement = mysql.insert(table)
-        same = table.primary_key.columns if selected else statement.inserted
         keys = [each.name for each in table.primary_key]
-        return statement.on_duplicate_key_update({name: same[name] for name in keys})
+        return statement.on_duplicate_key_update({name: statement.inserted[name] for name in keys})
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = mysql.insert(table)
         return statement.on_duplicate_key_update(replacements(table, statement.inserted, replaced))
 
-    def literal(self, text: str) -> str:
-        # What a backslash or a byte means depends on the mode and on the client's character set.
-        if text.isascii() and text.isprintable() and "\\" not in text:
-            return super().literal(text)
-        return f"_utf8mb4 x'{text.encode().hex()}'"
-
-    def in_shell(self, statement: str) -> str:
-        # The shell takes a semicolon in the body of a trigger for the end of the statement.
-        end = super().in_shell(statement)
-        return f"DELIMITER ;;\n{end};\nDELIMITER ;" if ";" in statement else end
-
-    def reaches(self, column: ColumnElement[Any], *, descending: bool) -> ColumnElement[bool]:
+    def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
         # The column compares with local times only, which may differ from UTC in order where a
         # clock is changed. Within three hours of that, the limit is wider.
-        time: Any = bindparam("after_time", type_=self.stored_time)
-        earlier, later = func.from_unixtime(time - _NEAR), func.from_unixtime(time + _NEAR)
+        # Literal numbers, which a parameter would convert as a moment.
+        near: Any = literal_column(str(_NEAR))
+        double: Any = literal_column(str(2 * _NEAR))
+        last: Any = literal_column(str(int(_LAST_TIMESTAMP.timestamp())))
+        earlier, later = func.from_unixtime(moment - near), func.from_unixtime(moment + near)
         span = func.timestampdiff(literal_column("SECOND"), earlier, later)
-        wider = time + _NEAR if descending else time - _NEAR
-        inside = func.least(func.greatest(wider, 0), _LAST_TIMESTAMP.timestamp())
-        limit = func.from_unixtime(case((span == 2 * _NEAR, time), else_=inside))
+        wider = moment + near if high else moment - near
+        inside = func.least(func.greatest(wider, literal_column("0")), last)
+        return func.from_unixtime(case((span == double, moment), else_=inside))
+
+    def reaches(self, column: ColumnElement[Any], *, descending: bool) -> ColumnElement[bool]:
+        time: Any = bindparam("after_time", type_=self.stored_time)
+        limit = self.outer_limit(time, high=descending)
         reaches: ColumnElement[bool] = column <= limit if descending else column >= limit
         return reaches
+
+    def time_index_rows(self, connection: Connection, sessions: Table, name: str) -> int | None:
+        query = (
+            "SELECT table_rows FROM information_schema.tables WHERE table_name = :name"
+            " AND table_schema = coalesce(:schema, database()) AND EXISTS (SELECT 1"
+            " FROM information_schema.statistics WHERE table_name = :name AND index_name = :index"
+            " AND table_schema = coalesce(:schema, database()))"
+        )
+        place = {**self.place(connection, sessions), "index": name}
+        rows = connection.execute(text(query), place).first()
+        return None if rows is None else int(rows[0] or 0)
 
     def time_to_store(self, moment: datetime) -> Any:
         # The server would store the current time instead of an earlier one.
@@ -287,26 +294,6 @@ class MySQL(Dialect):
         epoch: ColumnElement[Any] = literal_column("TIMESTAMP '1970-01-01 00:00:00'")
         return func.timestampdiff(literal_column("MICROSECOND"), epoch, present, type_=BigInteger)
 
-    def entry_time(self, column: str) -> str:
-        return f"UNIX_TIMESTAMP({column})"
-
-    def replacing(self, key: Iterable[str], values: Mapping[str, str]) -> str:
-        new = ", ".join(f"{name} = {value}" for name, value in values.items())
-        return f" ON DUPLICATE KEY UPDATE {new}"
-
-    def differ(self, one: str, other: str) -> str:
-        return f"NOT ({one} <=> {other})"
-
-    def trigger_statements(self, trigger: RowTrigger) -> list[str]:
-        body = "; ".join(trigger.statements)
-        if trigger.condition:
-            body = f"IF {trigger.condition} THEN {body}; END IF"
-        create = (
-            f"CREATE TRIGGER {trigger.schema}{trigger.name} {trigger.event}"
-            f" ON {trigger.table} FOR EACH ROW BEGIN {body}; END"
-        )
-        return [create]
-
     def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = (
             "SELECT trigger_name FROM information_schema.triggers"
@@ -333,10 +320,6 @@ class MySQL(Dialect):
         parameters = {"schema": connection.schema_for_object(sessions), "names": list(names)}
         # A server can ignore the case of names, and store them in lower case.
         return by_table(names, connection.execute(query, parameters))
-
-    def refuses_triggers(self, error: DBAPIError) -> bool:
-        # command denied on a table or database; or, with a binary log, a privilege is missing
-        return self.error_code(error) in {1142, 1044, 1227, 1419}
 
     @contextmanager
     def brief_waits(self, connection: Connection) -> Iterator[None]:
@@ -387,25 +370,6 @@ class MySQL(Dialect):
         if not checks:
             problems.append("foreign_key_checks is off: metadata is not deleted with its session")
         return problems
-
-    def lost_definers(
-        self, connection: Connection, tables: Sequence[Table]
-    ) -> list[tuple[str, str]]:
-        query = (
-            "SELECT trigger_name, definer, event_object_table FROM information_schema.triggers"
-            " WHERE trigger_schema = coalesce(:schema, database()) ORDER BY trigger_name"
-        )
-        names = {table.name for table in tables}
-        schema = {"schema": connection.schema_for_object(tables[0]) if tables else None}
-        found = connection.execute(text(query), schema).all()
-        try:
-            users = {*connection.scalars(text("SELECT concat(user, '@', host) FROM mysql.user"))}
-        except DBAPIError:
-            return []  # This user may not know the others.
-        # A server that checks no privileges knows no users.
-        if connection.scalar(text("SELECT CURRENT_USER()")) not in users:
-            return []
-        return [(row[0], row[1]) for row in found if row[2] in names and row[1] not in users]
 
     def parent_id(self, connection: Connection, sessions: Table) -> TypeEngine[Any]:
         query = (

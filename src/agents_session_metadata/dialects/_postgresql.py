@@ -34,17 +34,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
-from agents_session_metadata.text import escaped
-
 from ._dialect import (
     LONGEST_WAIT,
     Dialect,
     Existing,
-    RowTrigger,
     Statement,
     lists_of,
     names_of,
-    qualified,
     qualified_text,
 )
 from ._locks import ROUNDS, Locks
@@ -105,10 +101,10 @@ class PostgreSQL(Dialect):
     stored_time = _StoredTime()
     moment = _Moment()
     usual_isolation = "READ COMMITTED"
-    inlines_keys = True
-    locks_session = " FOR SHARE OF s"
     text_search = PostgreSQLTextSQL()
     autocommit_reads = True
+    probes_by_range = True
+    numbers_rows = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock
     # must be current.
@@ -161,15 +157,6 @@ class PostgreSQL(Dialect):
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         return column if native else column.collate("C")
 
-    def literal(self, text: str) -> str:
-        plain = super().literal(text)
-        if "\\" not in text and escaped(text) == text:
-            return plain
-        # What a backslash means depends on a setting, and on the client's character set if other
-        # characters are beside it. This form ignores both.
-        doubled = plain.replace("\\", "\\\\")
-        return "E" + "".join(c if " " <= c <= "~" else f"\\U{ord(c):08x}" for c in doubled)
-
     def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
         return time.op("+")(literal_column("interval '0'"))
 
@@ -212,31 +199,16 @@ class PostgreSQL(Dialect):
     def place(self, connection: Connection, table: Table) -> dict[str, str | None]:
         return {"name": qualified_text(connection, table)}
 
-    def replacing(self, key: Iterable[str], values: Mapping[str, str]) -> str:
-        new = ", ".join(f"{name} = EXCLUDED.{name}" for name in values)
-        return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {new}"
-
-    def differ(self, one: str, other: str) -> str:
-        return f"{one} IS DISTINCT FROM {other}"
-
-    def trigger_statements(self, trigger: RowTrigger) -> list[str]:
-        function = f"{trigger.schema}{trigger.name}()"
-        when = f" WHEN ({trigger.condition})" if trigger.condition else ""
-        body = _quoted_block(*trigger.statements, "RETURN NULL")
-        # Users that write history need no privileges on the package's tables. The fixed search
-        # path keeps them from replacing the objects that the function names.
-        rights = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
-        create_function = (
-            f"CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql {rights}"
-            f" AS {body}"
+    def time_index_rows(self, connection: Connection, sessions: Table, name: str) -> int | None:
+        # Without statistics, from the size of the file; a row has about 100 bytes.
+        query = (
+            "SELECT CASE WHEN t.reltuples > 0 THEN t.reltuples ELSE pg_relation_size(t.oid) / 100"
+            " END FROM pg_class t JOIN pg_index x ON x.indrelid = t.oid JOIN pg_class i"
+            " ON i.oid = x.indexrelid WHERE t.oid = to_regclass(:name) AND i.relname = :index"
         )
-        create_trigger = (
-            f"CREATE TRIGGER {trigger.name} {trigger.event} ON {trigger.table}"
-            f" FOR EACH ROW{when} EXECUTE FUNCTION {function}"
-        )
-        # Attached to a table of another user, it would run with the rights of its owner.
-        revoke = f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC"
-        return [create_function, revoke, create_trigger]
+        place = {**self.place(connection, sessions), "index": name}
+        rows = connection.execute(text(query), place).first()
+        return None if rows is None else int(rows[0])
 
     def drop_trigger(self, schema: str, name: str, table: str) -> str:
         # The trigger of a table that was moved to another schema runs a function that was not.
@@ -277,19 +249,6 @@ class PostgreSQL(Dialect):
         connection.execute(text(query), {"limit": limit})
         yield
         connection.execute(text(query), {"limit": own})
-
-    def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
-        names = ", ".join(qualified(connection, table) for table in tables)
-        # This mode also blocks row locks. Otherwise a transaction that has locked a row and then
-        # writes would deadlock with a foreign key check in this transaction.
-        connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
-        # An index of the rows that a policy shows would hide the others from everybody.
-        connection.exec_driver_sql("SET LOCAL row_security = off")
-        return True
-
-    def refuses_triggers(self, error: DBAPIError) -> bool:
-        # With `row_security` off, reading rows that a policy hides is an error with the same code.
-        return self.error_code(error) == "42501" and "row-level security" not in str(error.orig)
 
     def table_bytes(self, connection: Connection, table: Table) -> int | None:
         query = "SELECT pg_total_relation_size(to_regclass(:name))"

@@ -34,9 +34,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.operators import custom_op
 
-from agents_session_metadata.text import escaped
-
-from ._dialect import Dialect, Existing, RowTrigger, by_table, qualified
+from ._dialect import Dialect, Existing, by_table, qualified
 from ._locks import Found, Locks, Reader
 from .sqltypes import SDKTime
 
@@ -114,6 +112,7 @@ class SQLite(Dialect):
     moment = _Moment()
     usual_isolation = "SERIALIZABLE"
     indexes_ids = True
+    probe_cost = 0.25
     uses_triggers = True
     probes_by_range = True
     transient_codes = held_codes = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
@@ -187,11 +186,6 @@ class SQLite(Dialect):
             start += len(value)
         return {name: json.dumps(spans), f"{name}_data": b"".join(values)}
 
-    def literal(self, text: str) -> str:
-        if escaped(text) == text:
-            return super().literal(text)
-        return f"CAST(x'{text.encode().hex()}' AS TEXT)"
-
     def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
         return UnaryExpression(time, operator=custom_op("+"), type_=String())
 
@@ -228,19 +222,15 @@ class SQLite(Dialect):
         days = func.julianday("now", type_=REAL) - 2440587.5
         return cast(days * 86_400_000_000.0, Integer)
 
-    def differ(self, one: str, other: str) -> str:
-        return f"{one} IS NOT {other}"
-
-    def trigger_statements(self, trigger: RowTrigger) -> list[str]:
-        # SQLite looks for the tables in the trigger's own schema, and allows no other.
-        table = trigger.table.removeprefix(trigger.schema)
-        when = f" WHEN {trigger.condition}" if trigger.condition else ""
-        body = "; ".join(trigger.statements)
-        create = (
-            f"CREATE TRIGGER IF NOT EXISTS {trigger.schema}{trigger.name} {trigger.event}"
-            f" ON {table} FOR EACH ROW{when} BEGIN {body}; END"
+    def time_index_rows(self, connection: Connection, sessions: Table, name: str) -> int | None:
+        # More than there are if old sessions were deleted.
+        number = f"SELECT coalesce(max(rowid), 0) FROM {qualified(connection, sessions)}"  # noqa: S608
+        query = (
+            f"SELECT ({number}) FROM {self.schema_of(connection, sessions)}sqlite_master"  # noqa: S608
+            " WHERE type = 'index' AND name = ? COLLATE NOCASE"
         )
-        return [create]
+        rows: int | None = connection.exec_driver_sql(query, (name,)).scalar()
+        return rows
 
     def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = (

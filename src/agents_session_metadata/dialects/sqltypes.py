@@ -113,14 +113,6 @@ class LongBytes(_Spelled):
     _on_mysql = "LONGBLOB", {}
 
 
-class TimeCopy(_Spelled):
-    """A copy of a time of the SDK's tables, in a form that sorts."""
-
-    impl: Impl = TIMESTAMP
-    # Seconds since 1970: exact also in the hour that the end of summer time repeats.
-    _on_mysql = "DECIMAL", {"precision": 20, "scale": 6}
-
-
 class Words(_Spelled):
     """Words of a text. MySQL searches bytes faster than text, and without a collation."""
 

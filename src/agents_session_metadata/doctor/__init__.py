@@ -23,7 +23,7 @@ from agents_session_metadata.dialects.urls import with_transactions
 
 from .rows import Rewritten, check_orphans, check_values, rewrite_search_keys
 from .structure import Finding, Inspection, check_ids, check_tables
-from .triggers import check_definers, check_index_triggers, check_triggers
+from .triggers import check_obsolete, check_triggers
 
 __all__ = ["Finding", "Rewritten", "diagnose", "rewrite_search_keys", "upgrade"]
 
@@ -34,8 +34,7 @@ _CHECKS: tuple[Check, ...] = (
     check_tables,
     check_ids,
     check_triggers,
-    check_index_triggers,
-    check_definers,
+    check_obsolete,
     check_orphans,
     check_values,
 )

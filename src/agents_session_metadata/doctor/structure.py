@@ -27,6 +27,7 @@ from agents_session_metadata.core.schema import (
     as_text,
     existing_names,
     table_elements,
+    time_index,
     types_beside,
 )
 from agents_session_metadata.core.tables import (
@@ -37,13 +38,6 @@ from agents_session_metadata.core.tables import (
 )
 from agents_session_metadata.dialects import connected_name, dialect_of, offline
 from agents_session_metadata.dialects._dialect import Dialect, Existing
-from agents_session_metadata.indexes.tables import ACTIVITY
-
-INDEX_AGAIN = (
-    "then drop each index and create it again: agent-sessions index drop KEY, agent-sessions index"
-    " create KEY"
-)
-
 
 Level: TypeAlias = Literal["error", "warning", "info"]
 
@@ -127,6 +121,16 @@ def check_tables(inspection: Inspection) -> Iterator[Finding]:
         if all(column.nullable for column in missing):
             yield from _foreign_keys(inspection, table)
             yield from _indexes(inspection, table)
+            if table is inspection.expected.sessions:
+                yield from _time_index(inspection, table)
+
+
+def _time_index(inspection: Inspection, sessions: Table) -> Iterator[Finding]:
+    index = time_index(sessions, inspection.dialect)
+    if not index.exists(inspection.connection):
+        problem = f"{sessions.name} has no index on ({', '.join(index.columns)})"
+        problem += ": agent-sessions index create '$updated_at' creates it, for fast lists"
+        yield Finding("info", "indexes", problem)
 
 
 def _missing_table(inspection: Inspection, table: Table) -> Finding:
@@ -141,8 +145,6 @@ def _missing_table(inspection: Inspection, table: Table) -> Finding:
         return Finding("error", "tables", problem)
     if table is expected.elements and inspection.is_filled(expected.metadata):
         problem += "; once it exists, agent-sessions doctor --rewrite-search-keys fills it"
-    elif table in expected.group(ACTIVITY).tables:
-        problem += f"; once it exists, {INDEX_AGAIN.removeprefix('then ')}"
     statements = table_elements(table, inspection.dialect)
     return Finding("error", "tables", problem, tuple(map(inspection.sql, statements)))
 

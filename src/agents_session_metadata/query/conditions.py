@@ -91,11 +91,14 @@ class MetadataCondition(Condition):
         rows = table.alias()
         of_key, matches = self.tests(name, context, rows)
         own = rows.c.session_id == session_id
-        by_range = context.dialect.probes_by_range and self.reads_one_key
-        if by_range:
-            own = rows.c.session_id.between(session_id, session_id)
-        if by_range or table is context.tables.elements:
-            # A subquery with a limit stays one; EXISTS would become a join.
+        if self.reads_one_key:
+            # In the covering index, the sessions of one value are close to each other. A subquery
+            # with a limit stays one; EXISTS would become a join.
+            if context.dialect.probes_by_range:
+                own = rows.c.session_id.between(session_id, session_id)
+            found = select(true()).where(own, of_key, matches).limit(constant(1))
+            found = context.dialect.without_primary_key(found, rows)
+        elif table is context.tables.elements:
             found = select(true()).where(own, of_key, matches).limit(constant(1))
         else:
             found = select(matches).where(own, of_key)

@@ -55,9 +55,6 @@ class Driver(NamedTuple):
 
 
 class Condition(ABC):
-    is_of_feature: ClassVar[bool] = False
-    """True if it reads tables of a feature, which index entries do not reflect."""
-
     @property
     def rank(self) -> int:
         """A lower rank drives a statement better."""
@@ -96,6 +93,10 @@ class Condition(ABC):
     def driver(self, name: str, context: Context) -> Driver:
         """Returns the rows to read. Called only if the rank is below `NO_DRIVER`."""
         raise NotImplementedError
+
+    def drivers(self, name: str, context: Context) -> Iterator[Driver]:
+        """Returns the rows to count: each of those of `driver`, some of them several times."""
+        yield self.driver(name, context)
 
     def encoded(self) -> Any:
         """Returns the condition as JSON, for formats that outlive a process.
@@ -169,12 +170,16 @@ class AnyOf(_Combination):
 
     def driver(self, name: str, context: Context) -> Driver:
         """Reads sessions for which the best condition of some part holds, so it is not exact."""
-        selects = []
+        selects = [
+            select(rows.c.session_id).where(*conditions)
+            for rows, conditions, _ in self.drivers(name, context)
+        ]
+        return Driver(union(*selects).subquery("candidates"), (), exact=False)
+
+    def drivers(self, name: str, context: Context) -> Iterator[Driver]:
         for inner, part in self.named(name):
             best_name, best = best_of(part.conjunction(inner))
-            rows, conditions, _ = best.driver(best_name, context)
-            selects.append(select(rows.c.session_id).where(*conditions))
-        return Driver(union(*selects).subquery("candidates"), (), exact=False)
+            yield from best.drivers(best_name, context)
 
     def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         return or_(false(), *self.truths(name, context, session_id))

@@ -105,6 +105,8 @@ class Ordering:
         return self if self.key is None else replace(self, key="")
 
 
+NEWEST_FIRST = Ordering("updated_at", descending=True)
+OLDEST_FIRST = Ordering("updated_at", descending=False)
 WALK = Ordering("session_id", descending=False, native=True)
 """By primary key: the order in which all sessions are walked."""
 

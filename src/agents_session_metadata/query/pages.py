@@ -12,20 +12,23 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from sqlalchemy import Connection, Result
 
 from agents_session_metadata.core.database import Database
-from agents_session_metadata.core.features import features
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata, SessionInfo, ValueCount
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
 from .conditions import Exists, IdIn
-from .details import METADATA, Details, preview_of
+from .details import METADATA, NO_METADATA, Details, preview_of
 from .logic import All, Condition, Parameters
-from .ordering import WALK, Ordering, Position
+from .ordering import NEWEST_FIRST, OLDEST_FIRST, WALK, Ordering, Position
 from .queries import Queries, queries_of
 from .statements import MISSING, Builder
+from .walks import Bounds, Chooser, WalkBuilder
 
 T = TypeVar("T")
+
+_TIED = 10
+"""Sessions that `last` finds by a walk; if that many were active in one tick, it sorts."""
 
 LONGEST_PAGE = 1000
 """A door can have a lower limit of its own."""
@@ -58,7 +61,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads sessions by statements that use no index of a feature."""
+    """Reads sessions. How it reads them in the order of their activity, `walks` chooses."""
 
     database: Database
     connection: Connection
@@ -76,7 +79,28 @@ class Reader:
         after: Position | None = None,
         details: Details = METADATA,
     ) -> list[Found]:
-        """Reads a page by one statement, with a row per session and key."""
+        """Reads a page by one statement, with a row per session and key.
+
+        By activity, a second or third one may be needed.
+        """
+        if ordering.column != "updated_at":
+            return self._sorted(condition, ordering, limit, after, details, None) or []
+        return self._chooser(condition).read(
+            limit,
+            partial(self._sorted, condition, ordering, limit, after, details),
+            partial(self._walked, condition, ordering, limit, after, details),
+        )
+
+    def _sorted(
+        self,
+        condition: Condition,
+        ordering: Ordering,
+        limit: int,
+        after: Position | None,
+        details: Details,
+        bounds: Bounds | None,
+    ) -> list[Found] | None:
+        """With bounds, returns None if more than a few sessions match."""
         parameters: Parameters = {"limit": limit, **details.parameters(self.database.dialect)}
         if ordering.key is not None:
             parameters["order_key"] = ordering.key
@@ -85,6 +109,8 @@ class Reader:
             if ordering.key is not None:
                 value = after.value or (MISSING[ordering.descending], b"")
                 parameters["after_key"], parameters["after_rest"] = value
+        if bounds is not None:
+            parameters |= bounds.parameters
         ask = partial(
             self.queries.query,
             Builder.page,
@@ -93,21 +119,70 @@ class Reader:
             ordering=ordering.shape,
             beyond=after is not None,
             details=details.shape,
+            few=bounds is not None,
         )
+
+        if bounds is not None:
+            return _if_few(self.connection.execute(*ask(pieces=1)))
 
         def read(pieces: int) -> list[Found]:
             return collect(self.connection.execute(*ask(pieces=pieces)))
 
         return self._in_whole_order(read, lambda found: found.position.value)
 
+    def _walked(
+        self,
+        condition: Condition,
+        ordering: Ordering,
+        limit: int,
+        after: Position | None,
+        details: Details,
+        bounds: Bounds,
+    ) -> list[Found] | None:
+        """Returns None if the walk has ended at its bound."""
+        parameters: Parameters = {"limit": limit, **details.parameters(self.database.dialect)}
+        query = self.queries.query(
+            WalkBuilder.walk,
+            condition,
+            {**parameters, **bounds.parameters, **({} if after is None else after.parameters())},
+            WalkBuilder,
+            ordering=ordering.shape,
+            beyond=after is not None,
+            details=details.shape,
+        )
+        result = self.connection.execute(*query)
+        names, rows = list(result.keys()), result.all()
+        place = names.index("beyond")
+        return None if any(row[place] for row in rows) else _collected(names, rows)
+
+    def _chooser(self, condition: Condition) -> Chooser:
+        return Chooser(self.database, self.connection, condition)
+
     def last(self, condition: Condition, details: Details = METADATA) -> Found | None:
         """Reads the most recently active session.
 
         Within one tick of the clock, it is the one with the newest message.
         """
-        parameters = details.parameters(self.database.dialect)
-        query = self.queries.query(Builder.last, condition, parameters, details=details.shape)
-        found = collect(self.connection.execute(*query))
+
+        def sort(bounds: Bounds | None, condition: Condition = condition) -> list[Found] | None:
+            parameters = details.parameters(self.database.dialect)
+            ask = partial(self.queries.query, Builder.last, details=details.shape)
+            if bounds is None:
+                return collect(self.connection.execute(*ask(condition, parameters)))
+            query = ask(condition, {**parameters, **bounds.parameters}, few=True)
+            return _if_few(self.connection.execute(*query))
+
+        def walk(bounds: Bounds) -> list[Found] | None:
+            found = self._walked(condition, NEWEST_FIRST, _TIED, None, NO_METADATA, bounds)
+            if not found:
+                return found
+            newest = found[0].position.time
+            tied = [each.info.session_id for each in found if each.position.time == newest]
+            if len(tied) == _TIED:
+                return None
+            return sort(None, All((condition, IdIn(tuple(sorted(tied))))))
+
+        found = self._chooser(condition).read(_TIED, sort, walk)
         return found[0] if found else None
 
     def last_of_each(
@@ -120,24 +195,24 @@ class Reader:
         ids = tuple(self.connection.scalars(*query))
         if not ids:
             return []
-        # The plain page: no index is better than the ids.
-        found = Reader.page(self, IdIn(ids), WALK, limit=len(ids), details=details)
+        found = self.page(IdIn(ids), WALK, limit=len(ids), details=details)
         return sorted(found, key=lambda each: ids.index(each.info.session_id))
 
     def oldest(
         self, condition: Condition, *, limit: int, after: Position | None = None
     ) -> list[Position] | None:
-        """Returns the longest inactive sessions, or None if no index has them in this order.
-
-        The caller checks the condition again under its locks.
-        """
-        return None
+        """Returns the longest inactive sessions, or None if there is no index in this order."""
+        if not self._chooser(condition).has_index:
+            return None
+        found = self.page(condition, OLDEST_FIRST, limit=limit, after=after, details=NO_METADATA)
+        return [each.position for each in found]
 
     def ids(self, condition: Condition, limit: int | None) -> list[str]:
         """Reads ids, most recently active first."""
-        parameters = {} if limit is None else {"limit": limit}
-        query = self.queries.query(Builder.find, condition, parameters, limited=limit is not None)
-        return list(self.connection.scalars(*query))
+        if limit is None:
+            return list(self.connection.scalars(*self.queries.query(Builder.find, condition, {})))
+        found = self.page(condition, NEWEST_FIRST, limit=limit, details=NO_METADATA)
+        return [each.info.session_id for each in found]
 
     def count(self, condition: Condition) -> int:
         return int(self.connection.scalars(*self.queries.query(Builder.count, condition, {})).one())
@@ -172,20 +247,23 @@ class Reader:
 
 
 async def read_sessions(database: Database, work: Callable[[Reader], T]) -> T:
-    """Runs work that reads sessions, by `indexes.read.IndexReader` if there is that folder."""
-
-    def read(connection: Connection) -> T:
-        makers = (feature.reader for feature in features() if feature.reader is not None)
-        return work(next(makers, Reader)(database, connection))
-
-    return await database.read(read)
+    """Runs work that reads sessions."""
+    return await database.read(lambda connection: work(Reader(database, connection)))
 
 
 def collect(result: Result[Any]) -> list[Found]:
-    return collected(list(result.keys()), result.all())
+    return _collected(list(result.keys()), result.all())
 
 
-def collected(names: Sequence[str], every_row: Iterable[Any]) -> list[Found]:
+def _if_few(result: Result[Any]) -> list[Found] | None:
+    """Returns None if more than a few sessions match."""
+    names, rows = list(result.keys()), result.all()
+    if rows[0][names.index("more")] is not None:
+        return None
+    return _collected(names, [row for row in rows if row[0] is not None])
+
+
+def _collected(names: Sequence[str], every_row: Iterable[Any]) -> list[Found]:
     """Combines the rows of each session, which has one row per key."""
     place = {name: index for index, name in enumerate(names)}
     has_metadata, count, message = "key" in place, place.get("item_count"), place.get("message")

@@ -100,11 +100,10 @@ class Builder:
     def parameters(self) -> Parameters:
         return self._condition.parameters(NAME, self._dialect)
 
-    def find(self, *, limited: bool) -> Statement:
+    def find(self) -> Statement:
         source = self.source(sessions=True)
         own_id, (_, order) = self._context.sorted_id(source.session_id), self._time("updated_at")
-        statement = source.select(source.session_id).order_by(order.desc(), own_id.desc())
-        return statement.limit(limit_of_call()) if limited else statement
+        return source.select(source.session_id).order_by(order.desc(), own_id.desc())
 
     def count(self) -> Statement:
         return self.source().select(func.count())
@@ -123,8 +122,9 @@ class Builder:
         beyond: bool,
         pieces: int,
         details: Details,
+        few: bool = False,
     ) -> Statement:
-        source = self.source(sessions=True, walk=ordering.native and beyond)
+        source = self.source(sessions=True, walk=ordering.native and beyond, few=few)
         columns = self._info_columns(source.session_id, details)
         terms = list(self._by_columns(ordering, source.session_id))
         if ordering.key is not None:
@@ -137,15 +137,17 @@ class Builder:
             if self._is_of_all and ordering.column in ("updated_at", "created_at"):
                 column = self._sessions.c[ordering.column]
                 inner = inner.where(self._dialect.reaches(column, descending=ordering.descending))
-        return self._with_metadata(inner, terms, details, native=ordering.native)
+        beside = self._counted() if few else None
+        return self._with_metadata(inner, terms, details, native=ordering.native, beside=beside)
 
-    def last(self, *, details: Details) -> Statement:
-        source = self.source(sessions=True)
+    def last(self, *, details: Details, few: bool = False) -> Statement:
+        source = self.source(sessions=True, few=few)
         if self._is_of_all:
             times = self._sessions.alias("times").c.updated_at
             newest = self._sessions.c.updated_at >= select(func.max(times)).scalar_subquery()
             source = replace(source, conditions=(newest,))
-        return self._with_metadata(self._newest_of(source, details), (), details)
+        newest, beside = self._newest_of(source, details), self._counted() if few else None
+        return self._with_metadata(newest, (), details, beside=beside)
 
     def _newest_of(self, source: Source, details: Details) -> Statement:
         columns = self._info_columns(source.session_id, details)
@@ -380,11 +382,13 @@ class Builder:
         sessions: bool = False,
         walk: bool = False,
         default: FromClause | None = None,
+        few: bool = False,
     ) -> Source:
         """Chooses the rows that drive, and turns every other condition into one on their ids.
 
         With `walk`, rows come in the order of their ids. `default` is read if no condition is worth
-        driving. Without it, that is the sessions table.
+        driving. Without it, that is the sessions table. With `few`, nothing is read if there are
+        more rows to drive than the parameter of that name.
         """
         parts = dict(self._condition.conjunction(NAME))
         sessions = sessions or any(part.uses_times for part in parts.values())
@@ -398,10 +402,33 @@ class Builder:
             if exact:
                 del parts[best_name]
         session_id: Id = rows.c.session_id
-        if sessions and rows is not self._sessions:
+        driver = rows
+        if few:
+            # As a table of one row, which every planner reads first. MariaDB would check a
+            # condition for each row.
+            counted = self._counted()
+            rows = rows.join(counted, counted.c.more.is_(None))
+        if sessions and driver is not self._sessions:
             rows = self._joined(rows, self._sessions, session_id, selective=selective)
         truths.extend(part.truth(name, self._context, session_id) for name, part in parts.items())
         return Source(rows, session_id, tuple(truths), selective=selective)
+
+    def _counted(self) -> FromClause:
+        """A row with `more`, which is NULL if there are at most `few` rows to drive."""
+        name, best = best_of(self._condition.conjunction(NAME))
+        few = bindparam("few", type_=Integer, literal_execute=True)
+        one = constant(1).label("one")
+        found = [
+            select(one).select_from(rows).where(*conditions)
+            for rows, conditions, _ in best.drivers(name, self._context)
+        ]
+        if len(found) > 1:
+            # Each of them is limited: a union can be read as a whole before its limit applies.
+            most = bindparam("most", type_=Integer, literal_execute=True)
+            parts = (select(each.limit(most).subquery().c.one) for each in found)
+            found = [select(union_all(*parts).subquery("parts").c.one)]
+        more = found[0].limit(constant(1)).offset(few).scalar_subquery()
+        return select(more.label("more")).subquery("few")
 
     def truth(self, session_id: Id) -> Truth:
         """Returns a condition for statements that need not read the sessions table."""

@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -155,7 +155,6 @@ class NotAtWork(Condition):
     """The session has no run that works, is interrupted, or has been waiting less than `age`."""
 
     age: timedelta
-    is_of_feature: ClassVar[bool] = True
 
     def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
         # No clock is so old.

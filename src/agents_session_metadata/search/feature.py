@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
@@ -31,7 +32,6 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
-    true,
     update,
 )
 from sqlalchemy.exc import DBAPIError
@@ -42,11 +42,12 @@ from agents_session_metadata.core.definitions import (
     TableMaker,
     derived_name,
 )
-from agents_session_metadata.core.features import Feature, IndexKind, fill_in_steps
+from agents_session_metadata.core.features import Feature, Index
 from agents_session_metadata.core.schema import SDKIndex
 from agents_session_metadata.dialects.sqltypes import Words
 from agents_session_metadata.errors import TablesMissingError, UnsupportedDialectError
 from agents_session_metadata.text import quoted
+from agents_session_metadata.types import IndexInfo
 
 from .query import text_of_item
 from .words import stored_words
@@ -57,6 +58,10 @@ TEXT = "text"
 """The name of the group of tables."""
 KEY = "$text"
 """The name of the index."""
+Progress: TypeAlias = Callable[[int], object]
+
+_UNFINISHED = -1
+
 MOST = 1_000
 """Items that a search, or one transaction, adds at most."""
 NO_INDEX = (
@@ -79,7 +84,7 @@ def define(make: TableMaker) -> None:
     make.table(
         state_name,
         Column("id", Integer, primary_key=True, autoincrement=False),
-        # 1 if the database's own index exists.
+        # 1 if the database's own index exists, -1 until the first fill has ended.
         Column("native", Integer, nullable=False),
         # All items up to this one have rows.
         Column("filled", BigInteger, nullable=False),
@@ -152,25 +157,70 @@ def _copy_session(
 # ---- items that others write ----
 
 
-class TextIndex(IndexKind):
-    """The index of words. Each method is work for one transaction."""
+class TextIndex(Index):
+    """The index of words. Each method that takes a connection is work for one transaction."""
 
-    group: str | None = TEXT
+    key: ClassVar[str] = KEY
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._dialect = database.dialect
         self._messages = database.tables.messages
         self._rows, self._state = database.tables.group(TEXT).tables
         self._time_index = SDKIndex(self._messages, "_created_at_idx", ("created_at", "id"))
-        self.rows: tuple[ColumnElement[Any], ColumnElement[bool]] = self._rows.c.id, true()
 
-    def prepare(self, connection: Connection) -> None:
-        """Announces the index, and adds the SQL index of all items in their order."""
+    async def create(self, progress: Progress | None) -> bool:
+        await self.database.ensure(TEXT)
+        if not await self.database.write(self._prepare):
+            return False
+        await self.fill_in_steps(progress)
+        await self.database.write(self._finish)
+        return True
+
+    async def drop(self) -> bool:
+        def has_tables(connection: Connection) -> bool:
+            return self.database.has_tables(connection, TEXT)
+
+        if not await self.database.read(has_tables):
+            return False
+        dropped = await self.database.write(self._leave)
+        # If somebody creates the index again meanwhile, a search adds what is deleted too much.
+        while dropped and await self.database.write(self._empty):
+            pass
+        return dropped
+
+    def info(self, connection: Connection, *, count: bool) -> IndexInfo | None:
+        if not look(self.database, connection):
+            return None
+        is_complete = connection.scalar(select(self._state.c.native)) != _UNFINISHED
+        number: Any = select(func.count()).select_from(self._rows)
+        return IndexInfo(KEY, is_complete, connection.scalar(number) if count else None)
+
+    def _prepare(self, connection: Connection) -> bool:
+        """Announces the index, and adds the SQL index of all items in their order.
+
+        Returns False if the index is complete.
+        """
         self._time_index.change(connection, exists=True)
-        new = {"id": 1, "native": 0, "filled": 0, "pending": 0, "mark": 0}
+        new = {"id": 1, "native": _UNFINISHED, "filled": 0, "pending": 0, "mark": 0}
         connection.execute(self._dialect.insert_missing(self._state), new)
-        self._database.notes[TEXT] = True
+        self.database.notes[TEXT] = True
+        state = self.lock(connection)
+        return state is not None and state.native == _UNFINISHED
+
+    def _finish(self, connection: Connection) -> None:
+        unfinished = self._state.c.native == _UNFINISHED
+        connection.execute(update(self._state).where(unfinished).values(native=0))
+
+    async def fill_in_steps(self, progress: Progress | None) -> int:
+        """Adds missing rows in short transactions. Returns how many."""
+        passed, after, more = 0, None, True
+        while more:
+            found, after = await self.database.write(partial(self.fill, after=after))
+            passed, more = passed + found, after is not None
+            if found and progress is not None:
+                progress(passed)
+        return passed
 
     def fill(self, connection: Connection, after: int | None) -> tuple[int, int | None]:
         """Adds missing rows. Returns how many, and the last item if there can be more."""
@@ -233,17 +283,29 @@ class TextIndex(IndexKind):
     def add_native(self, connection: Connection) -> bool:
         """Adds the database's own index. Returns False if it exists."""
         state = self.lock(connection)
-        if state is None or state.native:
+        if state is None or state.native > 0:
             return False
         self._run(connection, self._dialect.text_search.create_native)
         connection.execute(update(self._state).values(native=1))
         return True
 
-    def leave(self, connection: Connection, *, alone: bool) -> None:  # noqa: ARG002  # always
+    def _leave(self, connection: Connection) -> bool:
+        """Drops everything but the rows. Returns False if there is no index."""
+        if self.lock(connection) is None:
+            return False
         self._time_index.change(connection, exists=False)
         self._run(connection, self._dialect.text_search.drop_native)
         connection.execute(delete(self._state))
-        self._database.notes[TEXT] = False
+        self.database.notes[TEXT] = False
+        return True
+
+    def _empty(self, connection: Connection) -> bool:
+        """Deletes some rows. Returns whether there were any."""
+        if self.lock(connection) is not None:
+            return False
+        some = connection.scalars(select(self._rows.c.id).limit(literal_column(str(MOST)))).all()
+        connection.execute(delete(self._rows).where(self._rows.c.id.in_(some)))
+        return bool(some)
 
     def _run(self, connection: Connection, statements: Iterable[str]) -> None:
         schema = self._dialect.schema_of(connection, self._rows)
@@ -274,11 +336,11 @@ async def fill_met(database: Database, words: Mapping[int, str], *, advances: bo
         logger.debug("words of %d items could not be written", len(words), exc_info=True)
 
 
-async def refresh(database: Database, progress: Callable[[int], object] | None = None) -> int:
+async def refresh(database: Database, progress: Progress | None = None) -> int:
     """Adds all missing rows, in short transactions. Returns how many were added."""
     if not await database.read(lambda connection: look(database, connection)):
         raise TablesMissingError((), problem=NO_INDEX)
-    done = await fill_in_steps(database, TextIndex(database), progress)
+    done = await TextIndex(database).fill_in_steps(progress)
     await _advance(database)
     return done
 
@@ -309,5 +371,5 @@ FEATURE = Feature(
     fork=_copy_session,
     insert_items=insert_items,
     added=add_sessions,
-    indexes=((KEY, TextIndex),),
+    index=TextIndex,
 )

@@ -104,7 +104,7 @@ class Search:
             titled = [session_id for session_id, title, _ in sessions if self._is_titled(title)]
         is_small = ids is not None and sum(items for _, _, items in sessions) <= FEW
         hits = merge(
-            self._items(after, ids, is_small=is_small, native=bool(native)),
+            self._items(after, ids, is_small=is_small, native=native > 0),
             self._pages(SearchBuilder.titles, self._found_title, Way.ALL, after, titled),
             key=lambda found: found.position,
             reverse=True,

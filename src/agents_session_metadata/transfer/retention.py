@@ -68,7 +68,8 @@ async def delete_matching(
 ) -> int:
     """Deletes the sessions that match, batch by batch.
 
-    With a suitable index, it deletes the longest inactive sessions first; otherwise it goes by id.
+    With the index on `updated_at`, the longest inactive sessions are deleted first, and without it,
+    the one with the first id.
     """
     database, deleted, after = store.database, 0, None
     while True:
