@@ -106,13 +106,17 @@ $(CHATKIT): $(DEV)
 
 # ---- compatibility ----
 
-.PHONY: compat
+.PHONY: compat test-runs-oldest
 
 # Makes all interpreters of pyenv available, if it is installed.
 WITH_PYTHONS := PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd:)"
 
 compat: $(DEV)  ## run the tests on other versions of Python, SQLAlchemy and the SDK
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(WITH_PYTHONS) nox $(ARGS)
+
+test-runs-oldest: $(DEV)  ## run the tests of runs on Python 3.10, whose asyncio differs
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(WITH_PYTHONS) nox --session runs \
+		$(if $(filter true,$(CI)),--error-on-missing-interpreters) $(ARGS)
 
 # ---- release ----
 

