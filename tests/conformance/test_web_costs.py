@@ -155,6 +155,15 @@ async def test_a_page_ends_early_and_names_the_next(engine) -> None:
         assert found == 3
 
 
+async def test_an_image_that_cannot_be_decoded_is_not_found(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.session("a").add_items([said("![a](data:image/png;base64,A)")])
+    async with client(catalog) as browser:
+        page = await browser.get("/session?id=a")
+        image = unescape(page.text.partition('<img src="')[2].partition('"')[0])
+        assert (await browser.get(image)).status_code == 404
+
+
 @pytest.mark.thorough
 async def test_memory_comes_back_after_a_thousand_pages(engine) -> None:
     """Of different texts with images, after their sessions were deleted."""

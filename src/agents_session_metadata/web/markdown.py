@@ -10,6 +10,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from time import thread_time
 from typing import Any
 
@@ -71,7 +72,8 @@ class Room:
         self._end = thread_time() + _SECONDS
 
     def plain(self, text: str, whole: str = "") -> Markup:
-        most = min(LONGEST_TEXT, max(self._bytes - _NOTE_BYTES, 0) // 6)  # as `\\u202e`
+        # Of six bytes each, as an escaped character can have.
+        most = min(LONGEST_TEXT, max(self._bytes - _NOTE_BYTES, 0) // 6)
         html = escape(clean(text[:most]))
         self._take(html)
         return html if len(text) <= most else html + _cut(whole)
@@ -177,8 +179,10 @@ def find_image(item: Any, digest: str) -> tuple[bytes, str] | None:
     """Returns an image of an item, by the name that its page has for it, and its media type."""
     for found in _IMAGE.finditer(as_json(item)):
         if _digest(found[0]) == digest:
+            # Browsers do not need the padding.
             data = found[2].rstrip("=")
-            return base64.b64decode(data + "=" * (-len(data) % 4)), found[1]
+            with suppress(ValueError):
+                return base64.b64decode(data + "=" * (-len(data) % 4)), found[1]
     return None
 
 
