@@ -420,7 +420,7 @@ class Claimed:
 
 
 class _HeldError(Exception):
-    """The transaction of somebody else holds the session's row."""
+    """Another transaction holds the session's row."""
 
 
 class Claim:
@@ -636,10 +636,9 @@ class Claim:
                 raise SessionChangedError(session_id, problem)
         if row.status == WAITING:
             progress = replace(progress, base=row.last_item, writes=[])
+        progress = replace(progress, items=row.items)
         if not progress.durable and progress.writes:
             progress = self._take_back(connection, progress)
-        else:
-            progress = replace(progress, items=row.items)
         given, options = request.options.get("max_turns", 0), dict(progress.options)
         if "max_turns" in request.options:
             most = options.get("max_turns", 0)
