@@ -11,12 +11,15 @@ from typing_extensions import assert_type
 from agents_session_metadata import (
     Budget,
     Decision,
+    KeyReusedError,
     LeaseLostError,
     PendingCall,
     Remaining,
+    RunCancelledError,
     RunFailedError,
     RunInfo,
     RunInterruptedError,
+    RunNotFoundError,
     RunPage,
     SessionBusyError,
     SessionCatalog,
@@ -60,7 +63,10 @@ def check_errors(
     lost: LeaseLostError,
     interrupted: RunInterruptedError,
     failed: RunFailedError,
+    missing: RunNotFoundError | RunCancelledError,
+    reused: KeyReusedError,
 ) -> None:
     """Errors say of which session."""
     assert_type([busy.session_id, interrupted.session_id, failed.error], list[str])
+    assert_type([missing.session_id, reused.session_id, reused.key], list[str])
     assert_type(lost.reason, Literal["taken", "stopped", "deleted"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeAlias
 
 from agents import Agent
@@ -208,7 +209,7 @@ class SessionRuns:
             An async context manager, which begins the run and raises the errors of `run`.
         """
         common = session_id, agent, wait, session, strict_context, options
-        return StreamedRun(self._settings, Request(*common, input, key, interrupted, durable))
+        return self._streamed(Request(*common, input, key, interrupted, durable))
 
     async def resume(
         self,
@@ -295,19 +296,21 @@ class SessionRuns:
         Returns:
             An async context manager, which goes on with the run and raises the errors of `resume`.
         """
-        return StreamedRun(
-            self._settings,
+        return self._streamed(
             Request(
                 *(session_id, agent, wait, session, strict_context, options),
                 is_resume=True,
                 force=force,
                 takeover=takeover,
-            ),
+            )
         )
 
     async def _run(self, request: Request) -> SessionRun:
         taken = await take_turn(self._settings, request)
         return taken if isinstance(taken, SessionRun) else await taken.run()
+
+    def _streamed(self, request: Request) -> StreamedRun:
+        return StreamedRun(request.session_id, partial(take_turn, self._settings, request))
 
     # ---- approvals ----
 
@@ -483,15 +486,14 @@ class StreamedRun:
     """A run that streams, as an async context manager that `SessionRuns.stream` returns.
 
     Args:
-        settings: The settings of the `SessionRuns` that it belongs to.
-        request: The arguments of `stream`.
+        session_id: The id of its session.
+        begin: Waits for the turn of the run. Returns its work, or the outcome of an earlier call.
     """
 
-    def __init__(self, settings: Settings, request: Request) -> None:
-        self._settings = settings
-        self._request = request
+    def __init__(self, session_id: str, begin: Callable[[], Awaitable[Any]]) -> None:
+        self._begin = begin
         self._work: Work | None = None
-        self._outcome = SessionRun(request.session_id, None)
+        self._outcome = SessionRun(session_id, None)
         self.result: Any = None
         """The SDK's streaming result; None if the outcome is that of an earlier call."""
 
@@ -511,7 +513,7 @@ class StreamedRun:
         return self._outcome.repeated
 
     async def __aenter__(self) -> StreamedRun:
-        taken = await take_turn(self._settings, self._request)
+        taken = await self._begin()
         if isinstance(taken, SessionRun):
             self._outcome = taken
         else:
