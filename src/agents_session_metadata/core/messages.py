@@ -7,8 +7,7 @@ sessions, `rows.delete_sessions`. Rows that depend on items can be deleted there
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
@@ -17,6 +16,7 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Integer,
+    Table,
     and_,
     bindparam,
     case,
@@ -134,8 +134,12 @@ def read_page(
     parameters: dict[str, Any] = {"of_session": session_id, "limit": limit}
     selected: Any = _selected(database, time)
     if most_bytes is not None:
-        size = dialect.byte_length(messages.c.message_data).label("size")
-        selected = select(messages.c.id, messages.c.created_at, size)
+        small: Any = bindparam("small", type_=BigInteger)
+        size = dialect.byte_length(messages.c.message_data)
+        text = case((size <= small, messages.c.message_data))
+        selected = select(messages.c.id, dialect.moment.of(messages.c.created_at), text, time, size)
+        # Most pages have small items only, and need no second statement.
+        parameters["small"] = most_bytes // limit
     statement: Any = (
         selected.where(messages.c.session_id == bindparam("of_session"))
         .order_by(*in_order(messages, newest_first=newest_first))
@@ -155,31 +159,27 @@ def read_page(
     # By the parameter: the scope is then checked once, not for every row.
     of_session = bindparam("of_session", type_=messages.c.session_id.type)
     statement, more = store.question(statement, of_session)
-    parameters |= more
-    if most_bytes is None:
-        return list(_placed(connection.execute(statement, parameters)))
-    statement = _within(database, statement, time, newest_first=newest_first)
-    rows = connection.execute(statement, {**parameters, "most_bytes": most_bytes})
-    return list(_placed(sorted(rows, key=attrgetter("total"))))
+    rows: Any = connection.execute(statement, {**parameters, **more}).all()
+    if most_bytes is not None:
+        rows = _within(connection, messages, rows, most_bytes)
+    return list(_placed(rows))
 
 
-def _within(
-    database: Database, statement: Any, time: ColumnElement[Any], *, newest_first: bool
-) -> Any:
-    """Selects items by a statement for their ids, times and sizes, in any order.
-
-    Not in the order of the history: some databases would sort the items themselves.
-    """
-    messages, sized = database.tables.messages, statement.subquery("sized")
-    order = in_order(sized, newest_first=newest_first)
-    total = func.sum(sized.c.size).over(order_by=order)
-    placed = select(sized.c.id, sized.c.size, total.label("total")).subquery("placed")
-    most: Any = bindparam("most_bytes", type_=BigInteger)
-    has_room = or_(placed.c.total <= most, placed.c.total == placed.c.size)
-    moment = database.dialect.moment.of(messages.c.created_at)
-    return select(
-        messages.c.id, moment, case((has_room, messages.c.message_data)), time, placed.c.total
-    ).join_from(placed, messages, messages.c.id == placed.c.id)
+def _within(connection: Connection, messages: Table, rows: Iterable[Any], most: int) -> list[Any]:
+    """Adds the texts of large items, which rows lack, and drops those there is no room for."""
+    found, total = list[list[Any]](), 0
+    for *row, size in rows:
+        total += size
+        is_first = total == size
+        found.append(row if is_first or total <= most else [*row[:2], UNREAD, row[3]])
+    missing = [row[0] for row in found if row[2] is None]
+    large = select(messages.c.id, messages.c.message_data).where(messages.c.id.in_(missing))
+    rows = connection.execute(large) if missing else ()
+    texts = {row.id: row.message_data for row in rows}
+    for row in found:
+        # An item that was deleted in the meantime is skipped, like one that is not JSON.
+        row[2] = texts.get(row[0], "") if row[2] is None else row[2]
+    return found
 
 
 def find_items(
@@ -207,12 +207,12 @@ def _items(rows: Any) -> Iterator[ItemInfo]:
 
 
 def _placed(rows: Any) -> Iterator[PlacedItem]:
-    for item_id, created_at, text, at, *_ in rows:
+    for item_id, created_at, text, at in rows:
         yield ItemInfo(item_id, created_at, _item(text)), ItemPosition(str(at), item_id)
 
 
-def _item(text: str | None) -> Any:
-    if text is None:
+def _item(text: Any) -> Any:
+    if text is UNREAD:
         return UNREAD
     try:
         return json.loads(text)
