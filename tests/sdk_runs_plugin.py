@@ -182,8 +182,7 @@ class StreamedByRuns:
     """A result of `run_streamed`, which begins with the first event."""
 
     def __init__(self, part: Part) -> None:
-        self._part = part
-        self._result: Any = None
+        self.__dict__.update(_part=part, _result=None)
 
     @property
     def __class__(self) -> Any:
@@ -195,6 +194,10 @@ class StreamedByRuns:
     def __getattr__(self, name: str) -> Any:
         assert self._result is not None, f"the test reads {name} before the run begins"
         return getattr(self._result, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        assert self._result is not None, f"the test sets {name} before the run begins"
+        setattr(self._result, name, value)
 
     async def stream_events(self) -> AsyncIterator[Any]:
         part = self._part
@@ -210,7 +213,7 @@ class StreamedByRuns:
         else:
             stream = runs.stream(part.session_id, part.agent, part.given, **options)
         async with stream as run:
-            self._result = track(runs, part.session_id, run.result)
+            self.__dict__["_result"] = track(runs, part.session_id, run.result)
             async for event in run.stream_events():
                 yield event
         if part.tracked is not None:

@@ -23,6 +23,7 @@ from agents_session_metadata.cli import servers as command
 from agents_session_metadata.web import LOCAL_HOSTS, browser_app, call, list_page
 
 HOST = "http://localhost:8000"
+STORED = {"run": "waiting", "agent": "deployer"}
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ async def test_origin_and_token(catalog) -> None:
                 sent = {**form, "call": "c1"}
                 answer = await browser.post(path, data=sent, headers=headers)
                 assert answer.status_code == status, (path, headers, form)
-            assert await catalog.get_metadata("a") == {"title": "A", "run": "waiting"}
+            assert await catalog.get_metadata("a") == {**STORED, "title": "A"}
             assert (await SessionRuns(catalog).get("a")).undecided
         # A link changes nothing.
         for path in ("/edit", "/approve", "/reject", "/discard"):
@@ -102,7 +103,7 @@ async def test_origin_and_token(catalog) -> None:
         assert set(re.findall(r'name="token" value="([^"]+)"', waiting.text)) == {token}
         accepted = await browser.post("/edit", data=good, headers={"Origin": HOST})
         assert accepted.status_code == 303
-        assert await catalog.get_metadata("a") == {"title": "B", "run": "waiting"}
+        assert await catalog.get_metadata("a") == {**STORED, "title": "B"}
 
 
 async def test_reading_only_is_the_default(catalog) -> None:
@@ -118,7 +119,7 @@ async def test_reading_only_is_the_default(catalog) -> None:
         waiting = await browser.get("/runs")
         assert "<form method" not in waiting.text
         assert "set-cookie" not in waiting.headers
-        assert await catalog.get_metadata("a") == {"title": "A", "run": "waiting"}
+        assert await catalog.get_metadata("a") == {**STORED, "title": "A"}
 
 
 async def test_forms_that_are_too_large_or_too_slow(catalog, monkeypatch) -> None:

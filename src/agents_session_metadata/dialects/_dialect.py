@@ -180,6 +180,12 @@ class Dialect:
         """Joins by primary key, so that each value is looked up and no table is read whole."""
         return key == value
 
+    def by_primary_key(
+        self, key: ColumnElement[str], value: ColumnElement[str]
+    ) -> ColumnElement[bool]:
+        """Compares the key of a row whose session is given, and which is looked up by that."""
+        return key == value
+
     def without_primary_key(self, statement: Statement, rows: FromClause) -> Statement:
         """Has a statement look up rows in another index than that of the primary key."""
         return statement

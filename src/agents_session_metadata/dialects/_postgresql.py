@@ -154,6 +154,13 @@ class PostgreSQL(Dialect):
         # For equality, the planner hashes the whole table as soon as one row in seventy is needed.
         return key == any_(postgresql.array([value]))
 
+    def by_primary_key(
+        self, key: ColumnElement[str], value: ColumnElement[str]
+    ) -> ColumnElement[bool]:
+        # For a key that its statistics do not know, the planner would read all rows of the key in
+        # the covering index. By an expression, it reads the keys of the session.
+        return key.concat(literal_column("''")) == value
+
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         return column if native else column.collate("C")
 

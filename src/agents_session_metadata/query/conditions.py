@@ -98,10 +98,13 @@ class MetadataCondition(Condition):
                 own = rows.c.session_id.between(session_id, session_id)
             found = select(true()).where(own, of_key, matches).limit(constant(1))
             found = context.dialect.without_primary_key(found, rows)
-        elif table is context.tables.elements:
-            found = select(true()).where(own, of_key, matches).limit(constant(1))
         else:
-            found = select(matches).where(own, of_key)
+            key = bindparam(f"{name}_key", type_=String)
+            of_key = context.dialect.by_primary_key(rows.c.key, key)
+            if table is context.tables.elements:
+                found = select(true()).where(own, of_key, matches).limit(constant(1))
+            else:
+                found = select(matches).where(own, of_key)
         truth: Truth = func.coalesce(_looked_up(found, session_id), false())
         return truth
 
