@@ -71,14 +71,14 @@ def cli(catalog):
     return call
 
 
+OSLO = 'weather({"city":"Oslo"})'
 REPLAY = ("replay", "--agent", "suite_agents:by_owner")
 
 
 async def test_a_suite_prints_a_line_per_session_and_a_summary(cli, filled):
     result = await cli(*REPLAY, "--where", "{}", code=1)
     assert sorted(result.stdout.splitlines()) == [
-        "different  b  turn 1: the agent has no tool 'weather'; "
-        'recorded: weather({"city":"Oslo"})',
+        "different  b  turn 1: the agent has no tool 'weather'; recorded: " + OSLO,
         "equal      a",
         "skipped    c  there is no agent for this session",
     ]
@@ -92,7 +92,7 @@ async def test_a_line_has_the_first_difference_and_their_number(cli, catalog, tm
     result = await cli("replay", "--agent", "other_agents:agent", "--where", "{}", code=1)
     assert result.stdout == (
         "different  a  turn 1: the tool 'weather' has no parameter 'city'; "
-        'recorded: weather({"city":"Oslo"}) (and 1 more)\n'
+        f"recorded: {OSLO} (and 1 more)\n"
     )
 
 

@@ -180,7 +180,7 @@ class Replay:
         feedback: FeedbackKind | None = None,
         updated_since: datetime | None = None,
         concurrency: int = 4,
-        **options: Any,
+        **kwargs: Any,
     ) -> AsyncGenerator[ReplayResult, None]:
         """Replay every session that matches, in constant memory. Nothing is written.
 
@@ -203,7 +203,7 @@ class Replay:
                 session that matches are read.
             updated_since: Only sessions that were active at or after this time; aware.
             concurrency: The maximum number of replays at the same time.
-            **options: As in `run`.
+            **kwargs: Further arguments of `run`.
 
         Yields:
             The results, in the order in which the replays end.
@@ -224,7 +224,7 @@ class Replay:
                     found = await anext(selected, None)
                     more = found is not None
                     if found is not None:
-                        one = cls._of_suite(catalog, *found, agent_of, options)
+                        one = cls._of_suite(catalog, *found, agent_of, kwargs)
                         tasks.add(asyncio.create_task(one))
                 if not tasks:
                     break
@@ -234,7 +234,8 @@ class Replay:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, selected.aclose(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await selected.aclose()
 
     @classmethod
     async def _of_suite(
@@ -320,9 +321,9 @@ class Replay:
                 found = _differences(number, turn.items, replayed[-1], texts=texts)
                 if tape.ended is not None:
                     differences += (each for each in found if each.replayed is not None)
-                    rest = turn.items[len(replayed[-1]) :][:1] or [None]
-                    last = replayed[-1][-1:] if tape.ended.startswith(_EARLY) else []
-                    differences.append(ReplayDifference(number, tape.ended, *rest, *last))
+                    following = next(iter(turn.items[len(replayed[-1]) :]), None)
+                    last = replayed[-1][-1] if tape.ended.startswith(_EARLY) else None
+                    differences.append(ReplayDifference(number, tape.ended, following, last))
                     break
                 differences += found
         finally:

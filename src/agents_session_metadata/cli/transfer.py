@@ -119,7 +119,7 @@ async def export(
             async for record in exported:
                 sessions += 1
                 lines = [record] if form == "records" else _eval_lines(record)
-                left_out += lines.count(None)
+                left_out += sum(line is None for line in lines)
                 batch += filter(None, lines)
                 if len(batch) >= _BATCH:
                     await records.add(batch)
