@@ -87,7 +87,7 @@ class ReplayResult:
         ended: Why the replay ended before the end of the history, or None.
         recorded: The recorded items of each turn.
         replayed: The items of each turn in the replay.
-        session_id: The id of the session, or None if the items were given to `Replay`.
+        session_id: Of `each`: the id of the session.
         skipped: Of `each`: why the session could not be replayed, or None.
     """
 
@@ -138,7 +138,6 @@ class Replay:
         begin = compactions[-1] + 1 if compactions else 0
         self._before: list[Any] = list(items[begin - 1 : begin]) if begin else []
         self._turns = list(_turns(items[begin:]))
-        self._session_id: str | None = None
 
     @classmethod
     async def of(cls, catalog: SessionCatalog, session_id: str) -> Replay:
@@ -165,10 +164,8 @@ class Replay:
             cursor = page.next_cursor
             if cursor is None:
                 break
-        replay = cls([each.item for each in items])
         check_not_encrypted(each.item for each in items)
-        replay._session_id = session_id
-        return replay
+        return cls([each.item for each in items])
 
     @classmethod
     async def each(
@@ -190,10 +187,10 @@ class Replay:
         ```
 
         An error in one session, also one of `agent_of`, is a difference of that session. A session
-        is skipped if `agent_of` returns None, if its history is empty or encrypted, or if the
-        recording ends at a place up to which nothing differs: a turn without an answer, a call that
-        has no output or cannot be replayed, or the last turn of a run whose metadata key `run` is
-        not `completed`. Closing the iterator cancels the replays in progress.
+        is skipped if it has no agent, if its history is empty or encrypted, or if nothing differs
+        up to the place where the recording ends: a turn without an answer, a call that has no
+        output or cannot be replayed, or the last turn of a run whose metadata key `run` is not
+        `completed`. Closing the iterator cancels the replays in progress.
 
         Args:
             catalog: The catalog of the sessions; a scope applies.
@@ -209,10 +206,8 @@ class Replay:
             The results, in the order in which the replays end.
 
         Raises:
-            InvalidFilterError: If the filter is invalid.
+            ValueError: If an argument is invalid; `InvalidFilterError` is one.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            ValueError: If `concurrency` is not positive, `feedback` is no vote, or `updated_since`
-                is not aware.
         """
         check_limit(concurrency, name="concurrency")
         selected = selected_sessions(catalog, where, feedback, updated_since)
@@ -247,28 +242,27 @@ class Replay:
         options: dict[str, Any],
     ) -> ReplayResult:
         """`problem` is why the session cannot be replayed."""
-        result, session_id = ReplayResult([], None, [], []), info.session_id
+        result, replay = ReplayResult([], None, [], []), None
         try:
             agent: Any = agent_of(info)
             agent = await agent if inspect.isawaitable(agent) else agent
             problem = problem or (None if agent else "there is no agent for this session")
             try:
-                replay = None if problem else await cls.of(catalog, session_id)
+                replay = None if problem else await cls.of(catalog, info.session_id)
             except (SessionNotFoundError, ValueError) as error:
-                replay, problem = None, str(error)
+                problem = str(error)
             if replay is not None and not replay._turns:
                 problem = "the history is empty"
             elif replay is not None:
                 result = await replay.run(agent, **options)
-                of_recording = _NOT_RECORDED if options.get("model") is None else ()
-                if info.metadata.get(RUN, "completed") != "completed":
-                    of_recording = *of_recording, _NO_MORE
-                if len(result.differences) == 1 and str(result.ended).startswith(of_recording):
+                over: tuple[str, ...] = _NOT_RECORDED if options.get("model") is None else ()
+                over += (_NO_MORE,) if info.metadata.get(RUN, "completed") != "completed" else ()
+                if len(result.differences) == 1 and str(result.ended).startswith(over):
                     problem = str(result.differences.pop())
         except Exception as error:  # noqa: BLE001  # of the application, or of this session
             ended = f"{type(error).__name__}: {error}"
             result = ReplayResult([ReplayDifference(0, ended)], ended, [], [])
-        return replace(result, session_id=session_id, skipped=problem)
+        return replace(result, session_id=info.session_id, skipped=problem)
 
     async def run(
         self,
@@ -328,8 +322,7 @@ class Replay:
                 differences += found
         finally:
             await provider.aclose()
-        recorded = [turn.items for turn in self._turns]
-        return ReplayResult(differences, tape.ended, recorded, replayed, self._session_id)
+        return ReplayResult(differences, tape.ended, [turn.items for turn in self._turns], replayed)
 
 
 class _EndedError(Exception):
