@@ -125,7 +125,12 @@ def test_an_option_with_one_value_is_refused_twice():
         assert len(single) >= 3
         for option in single:
             long, other = option.opts[0], option.opts[-1]
-            value = {"--since": "2025-01-01", "--until": "2025-01-01", "--on-conflict": "skip"}
+            value = {
+                "--since": "2025-01-01",
+                "--until": "2025-01-01",
+                "--on-conflict": "skip",
+                "--as": "evals",
+            }
             one = value.get(long, "1")
             words = [*name.split(), long, one, other, one]
             result = run(*words)

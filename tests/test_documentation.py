@@ -188,7 +188,7 @@ def test_everything_public_is_in_the_reference() -> None:
     assert set(listed) - {"keys"} == set(agents_session_metadata.__all__)
     # Nothing is shown under a path that is not to be imported.
     doors = re.findall(
-        r"^::: agents_session_metadata\.(?:chatkit|http|mcp|web)\.", reference, re.MULTILINE
+        r"^::: agents_session_metadata\.(?:chatkit|http|mcp|testing|web)\.", reference, re.MULTILINE
     )
     assert len(listed) + len(doors) == len(re.findall(r"^:::", reference, re.MULTILINE))
 

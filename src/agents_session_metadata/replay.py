@@ -1,15 +1,18 @@
-"""Runs an agent again with the recorded answers and outputs of a session, as a test."""
+"""Runs an agent again with the recorded answers and outputs of sessions, as tests."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import inspect
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from itertools import zip_longest
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from agents import (
     Agent,
@@ -21,9 +24,9 @@ from agents import (
     MultiProvider,
     RunConfig,
     Runner,
-    SQLiteSession,
     Usage,
 )
+from agents.memory import SessionABC
 from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter, ValidationError
 
@@ -31,24 +34,34 @@ from .catalog import SessionCatalog
 from .errors import SessionNotFoundError
 from .history.pairs import OUTPUT_OF
 from .history.rewind import check_not_encrypted
-from .text import quoted
+from .keys import RUN
+from .query.filters import Where
+from .query.pages import check_limit
+from .text import content_texts, escaped, quoted, texts_of
+from .types import FeedbackKind, SessionInfo
 
 Item: TypeAlias = "dict[str, Any]"
+AgentOf: TypeAlias = "Callable[[SessionInfo], Agent[Any] | Awaitable[Agent[Any] | None] | None]"
 
 _OUTPUT_ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
 _OUTPUTS = frozenset(OUTPUT_OF.values())
 _CALLED = {"function_call": "arguments", "custom_tool_call": "input"}
 """The types of calls that can be replayed, and where they keep their arguments."""
+_EARLY = "the run ended before"
+_NO_ANSWER = "the recorded run ended without an answer"
+_NO_MORE = "the recorded run ended without a further answer"
+_NOT_RECORDED = (_NO_ANSWER, "there is no recorded output", "a call of type", "an item of type")
+"""How the reasons begin for which a replay without a model ends whatever the agent does."""
 
 
 @dataclass(frozen=True)
 class ReplayDifference:
-    """A call or an output that is not as recorded, or an early end.
+    """A call or an output that is not as recorded, or an early end. `str` makes a line of it.
 
     Attributes:
-        turn: The number of the turn after the newest compaction, from 1.
+        turn: The number of the turn after the newest compaction, from 1; 0 before the first turn.
         problem: What is different.
-        recorded: The recorded item, or None if there is none.
+        recorded: The recorded item, or None if there is none. At an early end, the next one.
         replayed: The item of the replay, or None if there is none.
     """
 
@@ -56,6 +69,12 @@ class ReplayDifference:
     problem: str
     recorded: Item | None = None
     replayed: Item | None = None
+
+    def __str__(self) -> str:
+        place = f"turn {self.turn}: " if self.turn else ""
+        sides = ("recorded", self.recorded), ("replayed", self.replayed)
+        items = "".join(f"; {name}: {_shown(item)}" for name, item in sides if item)
+        return f"{place}{self.problem}{items}"
 
 
 @dataclass(frozen=True)
@@ -68,12 +87,16 @@ class ReplayResult:
         ended: Why the replay ended before the end of the history, or None.
         recorded: The recorded items of each turn.
         replayed: The items of each turn in the replay.
+        session_id: Of `each`: the id of the session.
+        skipped: Of `each`: why the session could not be replayed, or None.
     """
 
     differences: list[ReplayDifference]
     ended: str | None
     recorded: list[list[Item]]
     replayed: list[list[Item]]
+    session_id: str | None = None
+    skipped: str | None = None
 
 
 @dataclass
@@ -141,11 +164,113 @@ class Replay:
             cursor = page.next_cursor
             if cursor is None:
                 break
-        check_not_encrypted(items)
+        check_not_encrypted(each.item for each in items)
         return cls([each.item for each in items])
 
+    @classmethod
+    async def each(
+        cls,
+        catalog: SessionCatalog,
+        where: Where | None,
+        agent_of: AgentOf,
+        *,
+        feedback: FeedbackKind | None = None,
+        updated_since: datetime | None = None,
+        concurrency: int = 4,
+        **kwargs: Any,
+    ) -> AsyncGenerator[ReplayResult, None]:
+        """Replay every session that matches, in constant memory. Nothing is written.
+
+        ```python
+        async for result in Replay.each(catalog, {"run": "completed"}, lambda info: agent):
+            print(result.session_id, result.skipped or result.differences)
+        ```
+
+        An error in one session, also one of `agent_of`, is a difference of that session. A session
+        is skipped if it has no agent, if its history is empty or encrypted, or if nothing differs
+        up to the place where the recording ends: a turn without an answer, a call that has no
+        output or cannot be replayed, or the last turn of a run whose metadata key `run` is not
+        `completed`. Closing the iterator cancels the replays in progress.
+
+        Args:
+            catalog: The catalog of the sessions; a scope applies.
+            where: A filter, such as `{"run": "failed"}`; None for all sessions.
+            agent_of: A function or coroutine function that returns the agent of a session, or None.
+            feedback: Only sessions with an item whose newest vote is this one. The votes of each
+                session that matches are read.
+            updated_since: Only sessions that were active at or after this time; aware.
+            concurrency: The maximum number of replays at the same time.
+            **kwargs: Further arguments of `run`.
+
+        Yields:
+            The results, in the order in which the replays end.
+
+        Raises:
+            ValueError: If an argument is invalid; `InvalidFilterError` is one.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        check_limit(concurrency, name="concurrency")
+        selected = selected_sessions(catalog, where, feedback, updated_since)
+        tasks: set[asyncio.Task[ReplayResult]] = set()
+        more = True
+        try:
+            while True:
+                while more and len(tasks) < concurrency:
+                    found = await anext(selected, None)
+                    more = found is not None
+                    if found is not None:
+                        one = cls._of_suite(catalog, *found, agent_of, kwargs)
+                        tasks.add(asyncio.create_task(one))
+                if not tasks:
+                    break
+                done, tasks = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
+                for task in done:
+                    yield task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await selected.aclose()
+
+    @classmethod
+    async def _of_suite(
+        cls,
+        catalog: SessionCatalog,
+        info: SessionInfo,
+        problem: str | None,
+        agent_of: AgentOf,
+        options: dict[str, Any],
+    ) -> ReplayResult:
+        """`problem` is why the session cannot be replayed."""
+        result, replay = ReplayResult([], None, [], []), None
+        try:
+            agent: Any = agent_of(info)
+            agent = await agent if inspect.isawaitable(agent) else agent
+            problem = problem or (None if agent else "there is no agent for this session")
+            try:
+                replay = None if problem else await cls.of(catalog, info.session_id)
+            except (SessionNotFoundError, ValueError) as error:
+                problem = str(error)
+            if replay is not None and not replay._turns:
+                problem = "the history is empty"
+            elif replay is not None:
+                result = await replay.run(agent, **options)
+                over: tuple[str, ...] = _NOT_RECORDED if options.get("model") is None else ()
+                over += (_NO_MORE,) if info.metadata.get(RUN, "completed") != "completed" else ()
+                if len(result.differences) == 1 and str(result.ended).startswith(over):
+                    problem = str(result.differences.pop())
+        except Exception as error:  # noqa: BLE001  # of the application, or of this session
+            ended = f"{type(error).__name__}: {error}"
+            result = ReplayResult([ReplayDifference(0, ended)], ended, [], [])
+        return replace(result, session_id=info.session_id, skipped=problem)
+
     async def run(
-        self, agent: Agent[Any], *, model: Model | str | None = None, context: Any = None
+        self,
+        agent: Agent[Any],
+        *,
+        model: Model | str | None = None,
+        context: Any = None,
+        texts: bool = False,
     ) -> ReplayResult:
         """Run the inputs of each turn again. No tool runs.
 
@@ -158,6 +283,7 @@ class Replay:
             model: A model to ask instead of using the recorded answers. The recorded outputs are
                 then found by tool and arguments, in order, and texts may differ.
             context: The context of the runs, for instructions and handoffs.
+            texts: With `model`, whether another text of the assistant is a difference.
 
         Returns:
             The differences, and the items of both.
@@ -165,16 +291,13 @@ class Replay:
         provider = MultiProvider()
         tape = _Tape(self._turns, provider.get_model(model) if isinstance(model, str) else model)
         copied, config = _Copies(tape).of(agent), RunConfig(model=tape, tracing_disabled=True)
-        memory = SQLiteSession("replay")
-        await memory.add_items(self._before)
-        differences: list[ReplayDifference] = []
+        memory, differences = _Memory(self._before), tape.differences
         replayed: list[list[Item]] = []
         try:
             for number, turn in enumerate(self._turns, 1):
-                known: list[Any] = await memory.get_items()
-                inputs: list[Any] = turn.inputs
+                known, inputs = len(memory.items), list[Any](turn.inputs)
                 try:
-                    tape.begin(turn)
+                    tape.begin(number, turn)
                     await Runner.run(
                         copied,
                         inputs,
@@ -188,16 +311,16 @@ class Replay:
                     tape.ended = str(error)
                 except Exception as error:  # noqa: BLE001  # of the application's agents
                     tape.ended = tape.ended or f"{type(error).__name__}: {error}"
-                items: list[Any] = await memory.get_items()
-                replayed.append(items[len(known) :])
-                found = _differences(number, turn.items, replayed[-1])
+                replayed.append(memory.items[known:])
+                found = _differences(number, turn.items, replayed[-1], texts=texts)
                 if tape.ended is not None:
                     differences += (each for each in found if each.replayed is not None)
-                    differences.append(ReplayDifference(number, tape.ended))
+                    following = next(iter(turn.items[len(replayed[-1]) :]), None)
+                    last = replayed[-1][-1] if tape.ended.startswith(_EARLY) else None
+                    differences.append(ReplayDifference(number, tape.ended, following, last))
                     break
                 differences += found
         finally:
-            memory.close()
             await provider.aclose()
         return ReplayResult(differences, tape.ended, [turn.items for turn in self._turns], replayed)
 
@@ -206,13 +329,35 @@ class _EndedError(Exception):
     """Ends a replay."""
 
 
+class _Memory(SessionABC):
+    """The session of a replay."""
+
+    session_id = "replay"
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items: list[Any] = list(items)
+
+    async def get_items(self, limit: int | None = None) -> list[Any]:
+        return [dict(item) for item in (self.items if limit is None else self.items[-limit:])]
+
+    async def add_items(self, items: Iterable[Any]) -> None:
+        self.items += map(dict, items)
+
+    async def pop_item(self) -> Any:
+        return self.items.pop() if self.items else None
+
+    async def clear_session(self) -> None:
+        self.items.clear()
+
+
 class _Tape(Model):
     """Gives back the recorded answers of a turn, and before each call finds its output."""
 
     def __init__(self, turns: Iterable[_Turn], model: Model | None) -> None:
         self.ended: str | None = None
+        self.differences: list[ReplayDifference] = []
         self.outputs: dict[str, Any] = {}
-        self._model = model
+        self._number, self._model = 0, model
         self._steps: deque[_Step] = deque()
         self._by_call: dict[str, deque[Any]] = {}
         for step in (step for turn in turns for step in turn.steps):
@@ -222,14 +367,15 @@ class _Tape(Model):
                     recorded = self._by_call.setdefault(_call_of(item), deque())
                     recorded.append(outputs[item["call_id"]])
 
-    def begin(self, turn: _Turn) -> None:
+    def begin(self, number: int, turn: _Turn) -> None:
+        self._number = number
         self._steps.extend(turn.steps)
         if not turn.steps:
-            raise _EndedError("the recorded run ended without an answer")
+            raise _EndedError(_NO_ANSWER)
 
     def end(self) -> None:
         if self._steps and self._model is None:
-            raise _EndedError(f"the run ended before {len(self._steps)} more recorded answers")
+            raise _EndedError(f"{_EARLY} {len(self._steps)} more recorded answers")
         self._steps.clear()
 
     async def get_response(
@@ -249,7 +395,7 @@ class _Tape(Model):
         elif self._steps:
             response = ModelResponse(_typed(self._steps[0].answer), Usage(requests=1), None)
         else:
-            raise self._ended("the recorded run ended without a further answer")
+            raise self._ended(_NO_MORE)
         self.outputs = {}
         for item in response.to_input_items():
             if item.get("type") in OUTPUT_OF:
@@ -267,10 +413,12 @@ class _Tape(Model):
             raise self._ended(f"a call of type {quoted(kind)} cannot be replayed")
         if any(handoff.tool_name == name for handoff in handoffs):
             return
-        if not any(tool.name == name for tool in tools):
+        tool = next((tool for tool in tools if tool.name == name), None)
+        if tool is None:
             raise self._ended(f"the agent has no tool {quoted(name)}")
         recorded: Iterable[Any]
         if self._model is None:
+            self._check_parameters(item, getattr(tool, "params_json_schema", {}))
             outputs = self._steps[0].outputs
             recorded = (each["output"] for each in outputs if each["call_id"] == item["call_id"])
         else:
@@ -281,6 +429,15 @@ class _Tape(Model):
             return
         arguments = quoted(item.get(_CALLED[kind]))
         raise self._ended(f"there is no recorded output of {quoted(name)} with {arguments}")
+
+    def _check_parameters(self, call: Item, schema: dict[str, Any]) -> None:
+        arguments = _parsed(call.get("arguments"))
+        if isinstance(arguments, dict) and schema.get("additionalProperties") is False:
+            gone = sorted(arguments.keys() - schema.get("properties", {}).keys())
+            if gone:
+                problem = f"the tool {quoted(call['name'])} has no parameter "
+                problem += ", ".join(map(quoted, gone))
+                self.differences.append(ReplayDifference(self._number, problem, call))
 
     def _ended(self, reason: str) -> _EndedError:
         self.ended = reason
@@ -390,8 +547,11 @@ def _call_of(item: Item) -> str:
     return json.dumps([item.get("name"), arguments], sort_keys=True)
 
 
-def _compared(items: Iterable[Item]) -> list[tuple[str, Item]]:
-    """Returns calls and outputs with what counts of them. Outputs follow the order of calls."""
+def _compared(items: Iterable[Item], *, texts: bool) -> list[tuple[str, Item]]:
+    """Returns calls and outputs with what counts of them. Outputs follow the order of calls.
+
+    With `texts`, it returns messages of the assistant, too.
+    """
     names: dict[object, int] = {}
     found: list[tuple[str, Item]] = []
     outputs: list[tuple[int, str, Item]] = []
@@ -406,13 +566,16 @@ def _compared(items: Iterable[Item]) -> list[tuple[str, Item]]:
         if kind in OUTPUT_OF:
             names[item.get("call_id")] = len(names)
             found.append((_call_of(item), item))
+        elif texts and item.get("role") == "assistant":
+            found.append((json.dumps(["text", *texts_of(item.get("content"))]), item))
     return found + [(text, each) for _, text, each in sorted(outputs, key=lambda each: each[:2])]
 
 
 def _differences(
-    turn: int, recorded: Iterable[Item], replayed: Iterable[Item]
+    turn: int, recorded: Iterable[Item], replayed: Iterable[Item], *, texts: bool
 ) -> Iterable[ReplayDifference]:
-    for before, now in zip_longest(_compared(recorded), _compared(replayed)):
+    both = (_compared(items, texts=texts) for items in (recorded, replayed))
+    for before, now in zip_longest(*both):
         if before is None:
             yield ReplayDifference(turn, "is not recorded", None, now[1])
         elif now is None:
@@ -421,6 +584,79 @@ def _differences(
             same = before[1].get("type") == now[1].get("type")
             is_output = str(now[1].get("type")) in _OUTPUTS
             problem = "has another result" if is_output else "has other arguments"
-            if not same or before[1].get("name") != now[1].get("name"):
+            if "role" in before[1] and "role" in now[1]:
+                problem = "has another text"
+            elif not same or before[1].get("name") != now[1].get("name"):
                 problem = "is another call"
             yield ReplayDifference(turn, problem, before[1], now[1])
+
+
+# ---- suites ----
+
+
+async def selected_sessions(
+    catalog: SessionCatalog,
+    where: Where | None,
+    feedback: FeedbackKind | None,
+    updated_since: datetime | None,
+) -> AsyncGenerator[tuple[SessionInfo, str | None], None]:
+    """Yields sessions in the order of their ids, each with why it cannot be read, or None."""
+    if feedback not in (None, *get_args(FeedbackKind)):
+        raise ValueError(f"feedback must be 'positive' or 'negative', got {quoted(feedback)}")
+    if updated_since is not None:
+        if updated_since.tzinfo is None:
+            raise ValueError(f"updated_since must be an aware datetime, got {updated_since}")
+        since = {"$updated_at": {"$gte": updated_since}}
+        where = since if where is None else {"$and": [where, since]}
+    corrupt: list[Exception] = []
+    async for info in catalog.iter_sessions(where, on_corrupt=corrupt.append):
+        votes = await catalog.feedback(info.session_id) if feedback else []
+        if feedback is None or any(vote.kind == feedback for vote in votes):
+            yield info, str(corrupt[0]) if corrupt else None
+        corrupt.clear()
+
+
+def eval_lines(record: Item) -> Iterable[Item | None]:
+    """Yields each turn of an export record in the form of OpenAI's evals.
+
+    It yields None for a turn without a final text. The input begins after the newest compaction.
+    Raises `ValueError` if the history is encrypted.
+    """
+    items = [each["item"] for each in record["items"] if isinstance(each.get("item"), dict)]
+    check_not_encrypted(items)
+    before: list[Item] = []
+    for number, turn in enumerate(Replay(items)._turns, 1):
+        final = turn.steps[-1].answer if turn.steps and not turn.steps[-1].outputs else []
+        texts = ["\n".join(texts_of(each["content"])) for each in final if "role" in each]
+        given = _chat_messages([*before, *turn.items[: len(turn.items) - len(final)]])
+        before += turn.items
+        if not texts or not texts[-1] or any(each.get("type") in OUTPUT_OF for each in final):
+            yield None
+        else:
+            own = {"session_id": record["session_id"], "turn": number}
+            yield {"input": given, "ideal": texts[-1], **own}
+
+
+def _chat_messages(items: Iterable[Item]) -> list[Item]:
+    """Returns items as messages of Chat Completions; those that have no such form are left out."""
+    messages: list[Item] = []
+    for item in items:
+        kind = str(item.get("type"))
+        if "role" in item or kind in _OUTPUTS:
+            content = "\n".join(content_texts(item.get("content", item.get("output"))))
+            answers = {} if "role" in item else {"tool_call_id": item.get("call_id")}
+            messages.append({"role": item.get("role", "tool"), "content": content, **answers})
+        elif kind in _CALLED:
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            function = {"name": item.get("name"), "arguments": item.get(_CALLED[kind])}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+    return messages
+
+
+def _shown(item: Item) -> str:
+    kind = str(item.get("type"))
+    if kind in _CALLED:
+        return escaped(f"{item.get('name')}({item.get(_CALLED[kind])})"[:300])
+    return quoted("\n".join(content_texts(item.get("content", item.get("output")))), 300)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Literal
 
+import pytest
 from agents import Agent, RunConfig, RunHooks, Runner
 from agents.extensions.memory import EncryptedSession
 from agents.memory import OpenAIResponsesCompactionSession
@@ -49,6 +50,7 @@ from agents_session_metadata import (
     recent_turns,
     resumable_sessions,
 )
+from agents_session_metadata.testing import parametrize_sessions
 
 
 async def lifecycle(
@@ -87,6 +89,23 @@ async def replaying(catalog: SessionCatalog, agent: Agent[Any]) -> None:
     assert_type(result, ReplayResult)
     assert_type(result.differences, list[ReplayDifference])
     assert_type(result.ended, str | None)
+
+    async def agent_of(info: SessionInfo) -> Agent[Any] | None:
+        return agent if info.metadata.get("agent") == "guide" else None
+
+    since = datetime.now(timezone.utc) - timedelta(days=7)
+    suite = Replay.each(catalog, {"run": "failed"}, agent_of, updated_since=since)
+    async for each in suite:
+        assert_type(each.session_id, str | None)
+        assert_type(each.skipped, str | None)
+    await suite.aclose()
+    Replay.each(catalog, None, lambda info: agent, feedback="negative", concurrency=2)
+    Replay.each(catalog, None, agent)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def stored_sessions() -> None:
+    """A mark of pytest."""
+    assert_type(parametrize_sessions("sqlite:///chat.db", {"a": 1}), pytest.MarkDecorator)
 
 
 async def usage(session: SQLAlchemyMetadataSession, wrapped: EncryptedSession) -> None:

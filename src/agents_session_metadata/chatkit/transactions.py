@@ -128,7 +128,8 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
                 raise held
             if asked is not None:
                 end = asked.history_end or 0
-                check_not_encrypted(read_history(store.database, connection, session_id, end))
+                history = read_history(store.database, connection, session_id, end)
+                check_not_encrypted(each.item for each in history)
         items.delete(item_id)
         ended = item.kind in ENDS
         # Nothing that answers the message before a user message was deleted with it. And a paused

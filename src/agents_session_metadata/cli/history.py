@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+import re
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
+from xml.etree import ElementTree
 
 import click
 
@@ -14,7 +20,22 @@ from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage
 from . import options
 from .app import WRITES, Target, command
 from .options import SESSION, YES, Whole, argument, confirm, flag, option, parse_pairs, usage
-from .output import Answer, Pages, Table, counted, hint, nothing, say, shown, write
+from .output import (
+    STDOUT,
+    Answer,
+    Pages,
+    Records,
+    Table,
+    blocking,
+    counted,
+    hint,
+    no_match,
+    nothing,
+    say,
+    shown,
+    write,
+)
+from .transfer import writing
 
 
 @command("history chat-1 --limit 20 --newest-first")
@@ -146,21 +167,74 @@ def _lines(item: Any) -> Iterator[str]:
                 yield shown(f"{name}: {shown(value)}")
 
 
-@command("replay chat-1 --agent examples.weather:agent")
+@command("replay --meta run=completed --since 7d --agent my_app.agents:agent")
 async def replay(
     target: Target,
-    session: str = SESSION,
-    agent: str = option("The agent to run, as package.module:name.", required=True),
+    session: str | None = argument("The session id.", "[SESSION]", required=False),
+    agent: str = option(
+        "The agent, or a function of SessionInfo that returns it, as package.module:name.",
+        required=True,
+    ),
     model: str | None = option("Ask this model instead of using the recorded answers."),
+    texts: bool = flag("With --model: another text of the assistant is a difference."),
+    condition: Any = options.filters(),
+    feedback: Any = option("Only sessions with this vote: positive or negative."),
+    since: Any = option(
+        "Only sessions active since: 7d, 12h, yesterday, a time.",
+        type=options.moment,
+        metavar="TIME",
+    ),
+    junit: str | None = option("Write the results to this file, as JUnit XML.", metavar="FILE"),
 ) -> Answer:
     """Run an agent again with the recorded answers and outputs, and print what differs.
 
-    No tool runs, and without --model no model is asked. The working directory is on the import
-    path. The exit code is 1 if there are differences.
+    Pass a session, or options that select sessions; --where '{}' selects all. No tool runs, and
+    without --model no model is asked. The working directory is on the import path. The exit code is
+    1 if there are differences, or if all sessions are skipped.
     """
     from agents_session_metadata.replay import Replay
 
-    found = await (await Replay.of(target.catalog, session)).run(_imported(agent), model=model)
+    agent_of, is_suite = _imported(agent), (condition, feedback, since) != (None, None, None)
+    if is_suite == (session is not None) or (junit and session is not None):
+        usage("pass SESSION, or options that select sessions; --junit is for the latter")
+    if session is not None:
+        one = await Replay.of(target.catalog, session)
+        own = await agent_of(await target.catalog.get_session(session))
+        return _differences(await one.run(own, model=model, texts=texts))
+    asked: Any = {"feedback": feedback, "updated_since": since, "model": model, "texts": texts}
+    found = Replay.each(target.catalog, condition, agent_of, **asked)
+    counts, suite = Counter[str](), ElementTree.Element("testsuite", name="agent-sessions replay")
+    records = Records(sys.stdout, target.as_json)
+    async with aclosing(found) as results:
+        async for result in results:
+            problem = result.skipped or "\n".join(map(str, result.differences))
+            outcome = "skipped" if result.skipped else "different" if problem else "equal"
+            counts[outcome] += 1
+            _add_case(suite, agent, str(result.session_id), outcome, problem)
+            if target.as_json:
+                await records.add([result])
+                continue
+            first, _, rest = problem.partition("\n")
+            more = f" (and {len(result.differences) - 1} more)" if rest else ""
+            line = f"{outcome:9}  {shown(result.session_id)}  {shown(first)}{more}"
+            await blocking(write, line.rstrip(), name=STDOUT)
+    if target.as_json:
+        await records.close()
+    if junit is not None:
+        numbers = counts.total(), counts["different"], 0, counts["skipped"]
+        names = "tests", "failures", "errors", "skipped"
+        suite.attrib |= dict(zip(names, map(str, numbers), strict=True))
+        text = ElementTree.tostring(suite, encoding="unicode")
+        with writing(junit) as file:
+            file.write(f'<?xml version="1.0" encoding="utf-8"?>\n<testsuites>{text}</testsuites>\n')
+    if not counts:
+        return nothing(no_match(condition))
+    each = ", ".join(f"{counts[name]:,} {name}" for name in ("equal", "different", "skipped"))
+    message = f"replayed {counted(counts.total(), 'session')}: {each}"
+    return Answer(message=message, code=0 if counts["equal"] and not counts["different"] else 1)
+
+
+def _differences(found: Any) -> Answer:
     rows = [
         (str(each.turn), each.problem, shown(each.recorded or ""), shown(each.replayed or ""))
         for each in found.differences
@@ -175,7 +249,17 @@ async def replay(
     )
 
 
-def _imported(path: str) -> Any:
+def _add_case(suite: Any, agent: str, session_id: str, outcome: str, problem: str) -> None:
+    """Adds a test to a JUnit suite, without the characters that XML cannot contain."""
+    outside = "[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+    name, text = (re.sub(outside, "", each) for each in (session_id, problem))
+    case = ElementTree.SubElement(suite, "testcase", classname=agent, name=name)
+    if problem:
+        tag = "skipped" if outcome == "skipped" else "failure"
+        ElementTree.SubElement(case, tag, message=text.partition("\n")[0]).text = text
+
+
+def _imported(path: str) -> Callable[[Any], Awaitable[Any]]:
     import sys
     from pathlib import Path
     from pkgutil import resolve_name
@@ -187,6 +271,11 @@ def _imported(path: str) -> Any:
         found = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         usage(f"--agent {path} cannot be imported: {error}")
-    if not isinstance(found, Agent):
-        usage(f"--agent {path} must be an Agent, got {type(found).__name__}")
-    return found
+    if not isinstance(found, Agent) and not callable(found):
+        usage(f"--agent {path} must be an Agent or a function, got {type(found).__name__}")
+
+    async def agent_of(info: Any) -> Any:
+        agent = found if isinstance(found, Agent) else found(info)
+        return await agent if inspect.isawaitable(agent) else agent
+
+    return agent_of

@@ -7,16 +7,17 @@ the others return a function that makes Click's parameter for the name of the ar
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
 import click
 
-from agents_session_metadata.text import quoted, refuse_constant, strict_json
+from agents_session_metadata.text import parse_time, quoted, refuse_constant, strict_json
 
 from .output import LONGEST_PAGE, Pages, blocking, say
 
@@ -156,6 +157,18 @@ def duration(name: str, number: float, unit: str) -> timedelta:
         return timedelta(**{unit: number})
     except (OverflowError, ValueError):
         usage(f"{name} is out of range: {number}")
+
+
+def moment(text: str) -> datetime:
+    """Parses `7d` and `12h` before now, `yesterday`, and ISO 8601. The default zone is UTC."""
+    now, before = datetime.now(timezone.utc), re.fullmatch(r"(\d{1,5})([dh])", text)
+    if before:
+        return now - timedelta(**{{"d": "days", "h": "hours"}[before[2]]: int(before[1])})
+    if text == "yesterday":
+        return now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    return parse_time(text) or usage(
+        f"{quoted(text)} is not 7d, 12h, yesterday or an ISO 8601 time"
+    )
 
 
 def parse_json(text: str, what: str) -> Any:

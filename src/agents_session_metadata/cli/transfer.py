@@ -21,6 +21,7 @@ from .app import WRITES, Target, command
 from .options import JSON_LINES, YES, argument, confirm, duration, flag, option, usage
 from .output import Answer, blocking, counted, no_match, nothing, progress, say, shown, stream_error
 
+_FORMS = click.Choice(["records", "evals"])
 _CONFLICTS = click.Choice(["error", "skip", "replace"])
 _BATCH = 200
 _CHUNK = 1 << 16
@@ -96,37 +97,59 @@ async def export(
     condition: Any = options.filters(),
     file: str | None = option("The file to write. Default, and -: stdout.", "--output", "-o"),
     as_lines: bool = JSON_LINES,  # noqa: ARG001  # the usual form
+    form: Any = option(
+        "records, or evals: a line per turn.", "--as", type=_FORMS, default="records"
+    ),
 ) -> Answer:
     """Export sessions with history and metadata, one JSON record per line.
+
+    With --as evals, a line has the input and the ideal answer of a turn, as OpenAI's evals read it.
 
     With --json, the output is one list of records. An existing file is replaced when the export is
     complete, and keeps its permissions. Sessions with a corrupt value are left out: exit code 1.
     """
     corrupt: list[Exception] = []
     exported = target.catalog.export_sessions(condition, on_corrupt=corrupt.append)
-    with _writing(file) as opened:
+    with writing(file) as opened:
         total = await target.catalog.count_sessions(condition) if sys.stderr.isatty() else None
         name = output.STDOUT if file is None else file
-        records, batch = output.Records(opened, target.as_json, name=name), []
+        records = output.Records(opened, target.as_json, name=name)
+        batch, sessions, left_out = list[Any](), 0, 0
         with progress("Exporting", total, output=opened) as reach:
             async for record in exported:
-                batch.append(record)
-                if len(batch) == _BATCH:
+                sessions += 1
+                lines = [record] if form == "records" else _eval_lines(record)
+                left_out += sum(line is None for line in lines)
+                batch += filter(None, lines)
+                if len(batch) >= _BATCH:
                     await records.add(batch)
                     batch.clear()
-                    reach(records.count)
+                    reach(sessions)
             await records.add(batch)
-        if opened is not sys.stdout and not records.count:
+        if opened is not sys.stdout and not sessions:
             raise click.ClickException(no_match(condition))
         await records.close()
-    if not records.count and not corrupt:
+    if not sessions and not corrupt:
         return nothing(no_match(condition))
-    say(f"exported {counted(records.count, 'session')}")
+    turns = f"{counted(records.count, 'turn')} of " if form == "evals" else ""
+    say(f"exported {turns}{counted(sessions, 'session')}")
+    if left_out:
+        say(f"left out {counted(left_out, 'turn')} without a final text")
     return Answer(corrupt=corrupt)
 
 
+def _eval_lines(record: Any) -> list[Any]:
+    from agents_session_metadata.replay import eval_lines
+
+    try:
+        return list(eval_lines(record))
+    except ValueError as error:
+        say(f"left out session {shown(record['session_id'])}: {error}")
+        return []
+
+
 @contextmanager
-def _writing(name: str | None) -> Iterator[IO[str]]:
+def writing(name: str | None) -> Iterator[IO[str]]:
     """Opens a file to write to. Old content is replaced if the block ends without an error."""
     if name is None or name == "-":
         yield sys.stdout

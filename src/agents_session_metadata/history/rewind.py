@@ -60,7 +60,7 @@ class Cut:
                 raise SessionChangedError(
                     session_id, f"the newest item is {newest}, expected {self.expect_last}"
                 )
-        check_not_encrypted(readable)
+        check_not_encrypted(each.item for each in readable)
         if self.turns is not None:
             places = [at for at, each in enumerate(history) if is_user_message(each.item)]
             places = places[-self.turns :] or [len(history)]
@@ -116,10 +116,9 @@ async def rewind(store: ScopedStore, session_id: str, cut: Cut) -> list[ItemInfo
     return await store.database.write(work, prepare=store.is_restricted)
 
 
-def check_not_encrypted(items: Iterable[ItemInfo]) -> None:
+def check_not_encrypted(items: Iterable[Any]) -> None:
     """Recognizes items that were written through the SDK's `EncryptedSession`."""
-    stored: Iterable[Any] = (each.item for each in items)
-    if any(isinstance(item, dict) and item.get("__enc__") == 1 for item in stored):
+    if any(isinstance(item, dict) and item.get("__enc__") == 1 for item in items):
         raise ValueError(
             "the history is encrypted, so its turns and pairs of items cannot be recognized"
         )

@@ -2,6 +2,7 @@
 
 `pytest -p agents_session_metadata.testing --agents-session=package.module:factory` runs the tests
 of the module `contract` on the sessions that `factory` returns, whatever their class is.
+`parametrize_sessions` runs a test on stored sessions, and needs no plugin.
 
 PYTEST_DONT_REWRITE: nothing here asserts, and pytest warns if the module was imported before.
 """
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+
+from .sessions import parametrize_sessions as parametrize_sessions
 
 if TYPE_CHECKING:
     from .contract import MakeSession
