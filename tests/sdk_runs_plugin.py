@@ -24,6 +24,7 @@ fails then is not due to `SessionRuns`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import json
@@ -292,6 +293,9 @@ def names_in(code: CodeType) -> Iterator[str]:
 
 
 def pytest_collection_finish() -> None:
+    # Some tests collect garbage. What is imported is none, and looking for it takes long.
+    gc.collect()
+    gc.freeze()
     for name, module in list(sys.modules.items()):
         if name.startswith("tests.") and vars(module).get("Runner") is Runner:
             module.Runner = RunnerByRuns  # type: ignore[attr-defined]
