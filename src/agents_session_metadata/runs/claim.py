@@ -272,7 +272,7 @@ class Statements:
         outcomes = select(keys.c.run_id, keys.c.status).where(
             keys.c.session_id == session, keys.c.ended_at >= since
         )
-        self.outcome: Select[Any] = outcomes.order_by(keys.c.ended_at.desc()).limit(1)
+        self.outcome: Any = outcomes.order_by(keys.c.ended_at.desc()).limit(1)
         number, value = (
             bindparam("number", type_=Integer),
             bindparam("value", type_=steps.c.value.type),
