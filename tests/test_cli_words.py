@@ -224,7 +224,7 @@ def test_no_command_waits_for_the_sdk(tmp_path):
         *("start chat --agent a", "phase chat planning", "last --agent a", "resume-check chat"),
         *("finish chat completed", "export --output records", "delete chat --yes"),
         *("import records", "cleanup --hours 1 --yes", "ddl --dialect sqlite", "doctor"),
-        *("index create owner_id", "index list", "index drop owner_id", "size"),
+        *("index create $updated_at", "index list", "index drop $updated_at", "size"),
     ]
     # These are about the SDK's own items, or are servers.
     others = {"mcp", "web", "history", "rewind", "fork", "usage", "search", "replay"} | APPROVALS
@@ -721,8 +721,8 @@ def test_a_filter_without_its_dollar(tmp_path):
 def test_an_index_creates_what_it_needs(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as connection:
         connection.execute("CREATE TABLE other (id INTEGER)")
-    assert run("index", "create", "title", url=f"sqlite:///{tmp_path}/x.db").exit_code == 0
-    missing = run("index", "create", "title", url=f"sqlite:///{tmp_path}/typo.db")
+    assert run("index", "create", "$updated_at", url=f"sqlite:///{tmp_path}/x.db").exit_code == 0
+    missing = run("index", "create", "$updated_at", url=f"sqlite:///{tmp_path}/typo.db")
     assert (missing.exit_code, "there is no file" in missing.stderr) == (1, True)
 
 
