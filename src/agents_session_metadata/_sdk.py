@@ -36,7 +36,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -581,18 +581,18 @@ INTERCEPTED: Sequence[tuple[Any, str, Any]] = (
 """Functions of the SDK's runner, and the functions that are called in their place."""
 
 
-def _intercept() -> None:
-    """A run without a `Recorder` only looks for one, and then goes on as if it was not there."""
-    _refuse(
-        f"its runner has no {name} in {place.__name__}"
-        for place, name, _ in INTERCEPTED
-        if not hasattr(place, name)
-    )
+_refuse(
+    f"its runner has no {name} in {place.__name__}"
+    for place, name, _ in INTERCEPTED
+    if not hasattr(place, name)
+)
+
+
+@cache
+def intercept_runner() -> None:
+    """Must be called once before a run with a `Recorder`. Other runs only look for one."""
     for place, name, around in INTERCEPTED:
         setattr(place, name, partial(around, getattr(place, name)))
-
-
-_intercept()
 
 
 class ModelAround(Model):

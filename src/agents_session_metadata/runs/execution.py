@@ -22,6 +22,7 @@ from agents_session_metadata._sdk import (
     ToolAnswer,
     ToolCall,
     completed,
+    intercept_runner,
     is_agent,
     response_of,
 )
@@ -34,6 +35,8 @@ from agents_session_metadata.tracking.tracker import SessionTracker
 from agents_session_metadata.usage.prices import model_name
 
 from .record import Progress, Record
+
+intercept_runner()
 
 _path: ContextVar[str] = ContextVar("path", default="")
 """The call inside which a model is called; empty outside of tools."""
