@@ -315,9 +315,10 @@ async def test_the_renewal_ends_with_the_task_of_the_run(catalog, till, how) -> 
 
 @pytest.mark.dialect
 @pytest.mark.thorough
+@pytest.mark.parametrize("table", ["agent_sessions", RUNS_TABLE])
 @pytest.mark.parametrize("call", ["run", "resume"])
 async def test_who_waits_is_not_held_up_by_a_lock_of_somebody_else(
-    shared_database, till, call
+    shared_database, till, call, table
 ) -> None:
     options = {"connect_args": {"timeout": 1}} if shared_database.kind == "sqlite" else {}
     runs = SessionRuns(SessionCatalog(shared_database.engine(**options), create_tables=True))
@@ -328,7 +329,7 @@ async def test_who_waits_is_not_held_up_by_a_lock_of_somebody_else(
     agent = till.agent(["charge"], "Done")
     till.on_charge = lambda: None
     limit = 10 if shared_database.kind == "sqlite" else 3.5
-    async with locked(shared_database):
+    async with locked(shared_database, table):
         began = time.monotonic()
         waiting = (
             runs.run("chat", agent, "Hi", wait=1, interrupted="resume")
