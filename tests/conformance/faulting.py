@@ -82,12 +82,12 @@ class Workload:
         path = self._directory / file
         return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
 
-    async def run(self, catalog: SessionCatalog) -> Any:
+    async def run(self, catalog: SessionCatalog, *, wait: float = 60) -> Any:
         """Sends the request."""
         runs = SessionRuns(catalog, lease=LEASE)
         async with SessionTracker(catalog.session("chat")) as hooks:
             given: dict[str, Any] = {"hooks": hooks, "run_config": self.config}
-            return await runs.run("chat", self.agent, "Begin", key="request", wait=60, **given)
+            return await runs.run("chat", self.agent, "Begin", key="request", wait=wait, **given)
 
     async def check(self, catalog: SessionCatalog, *, again: set[str], lost: int) -> None:
         """What must hold at the end.
@@ -118,7 +118,8 @@ class Workload:
         inside = returned.keys() - work
         assert len(inside) == 1, "the calls of the agent inside have got other ids"
         twice = {call for call, count in returned.items() if count > 1}
-        assert twice <= again, "a tool ran again, although its output was recorded"
+        # What happened inside an agent that had not returned runs again, with the same ids.
+        assert twice <= again | inside, "a tool ran again, although its output was recorded"
 
         booked = sum(row.requests for row in await catalog.usage())
         received = len(self.lines("answers"))

@@ -14,7 +14,7 @@ from processes import Script
 from scaling import scale
 from servers import Database
 
-from agents_session_metadata import SessionCatalog
+from agents_session_metadata import SessionBusyError, SessionCatalog
 from conformance.crashing import recorded_calls
 from conformance.failing import RUNS_TABLE, locked, lose_connections
 from conformance.faulting import MOMENTS, SimulatedError, Workload, at, nothing
@@ -131,10 +131,15 @@ class Failing:
             await asyncio.sleep(0.1)
             self.failures += 1
             await self.note_calls_without_a_record()
-            run = await self.work.run(self.catalog)
-            assert run.final_output == "Done"
+            try:
+                run = await self.work.run(self.catalog, wait=5)
+                assert run.final_output == "Done"
+            except SessionBusyError:  # It was stopped in a transaction, whose lock it holds.
+                expected = {"lost", "Done"}
+            else:
+                expected = {"lost"}
             os.kill(child._process.pid, signal.SIGCONT)
-            assert await asyncio.to_thread(child.receive) == "lost"
+            assert await asyncio.to_thread(child.receive) in expected
             # What it was about to return when it was stopped is not recorded.
             self.again |= set(self.work.lines("returned")[-2:])
         finally:
