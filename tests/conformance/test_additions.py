@@ -75,7 +75,7 @@ async def test_columns_and_indexes_are_added_when_their_feature_is_first_used(en
     assert await answer_once(catalog) == "done"
     for end, column in ADDED_INDEXES.items():
         assert [column] in await indexed(engine, end)
-    assert await problems(engine) == []
+    assert await missing(engine) == []
     assert await upgrade(engine) == []
 
 
@@ -142,7 +142,7 @@ async def test_what_ddl_upgrade_prints_is_what_first_use_runs_and_makes_doctor_c
     assert sorted(printed(await problems(engine))) == sorted(statements)
 
     await run(engine, statements)
-    assert await problems(engine) == []
+    assert await missing(engine) == []
     again = await asyncio.to_thread(commands.run, "ddl", "--upgrade", url=shared_database.url)
     assert (again.exit_code, again.stdout) == (0, "")
     assert again.stderr == "nothing is missing\n"
@@ -163,6 +163,11 @@ async def test_what_ddl_upgrade_prints_is_what_first_use_runs_and_makes_doctor_c
     await every_table(engine, table_names())
     made = [each for each in executed if each.startswith(("ALTER TABLE ", "CREATE "))]
     assert sorted(made) == sorted(statements)
+
+
+async def missing(engine: AsyncEngine) -> list[Any]:
+    """What doctor finds, but its advice to create the index on the SDK's table."""
+    return [each for each in await problems(engine) if "'$updated_at'" not in each.problem]
 
 
 @pytest.mark.parametrize("has_sdk", [True, False])
