@@ -22,6 +22,7 @@ from agents_session_metadata.errors import (
     InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
+    KeyReusedError,
     MetadataLimitError,
     ScopeError,
     SessionBusyError,
@@ -30,7 +31,6 @@ from agents_session_metadata.errors import (
     SessionPausedError,
 )
 from agents_session_metadata.history.items import ItemExistsError
-from agents_session_metadata.idempotency.feature import KeyReusedError
 from agents_session_metadata.text import quoted, strict_json
 from agents_session_metadata.types import JSONObject
 from agents_session_metadata.values import value_problem

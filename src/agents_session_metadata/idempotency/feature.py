@@ -30,7 +30,7 @@ from sqlalchemy import (
 from agents_session_metadata.core.definitions import TableMaker, derived_name
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.core.rows import id_problem
-from agents_session_metadata.errors import SessionNotFoundError
+from agents_session_metadata.errors import KeyReusedError, SessionNotFoundError
 from agents_session_metadata.scope import ScopedStore
 
 IDEMPOTENCY = "idempotency"
@@ -38,10 +38,6 @@ _KEPT = 24 * 3600 * 1_000_000
 """Microseconds for which an answer is kept."""
 _SWEPT = 100
 """Older answers, of any session, that are deleted with each new one."""
-
-
-class KeyReusedError(ValueError):
-    """A key was sent with two different requests."""
 
 
 def define(make: TableMaker) -> None:
@@ -92,7 +88,7 @@ async def once(
             connection.execute(insert(table).values(**row, answer=answer, answered_at=now))
             return answer
         if found.request_hash != request_hash:
-            raise KeyReusedError
+            raise KeyReusedError(session_id, key)
         stored: str = found.answer
         return stored
 

@@ -83,7 +83,7 @@ from .feature import (
     keys_table,
     status_of,
 )
-from .record import Encryption, Progress, Record, load_final
+from .record import Encryption, Progress, RunRecord, load_final
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -414,7 +414,7 @@ class Claimed:
     """
 
     row: Any
-    record: Record
+    record: RunRecord
     before: str | None = None
     is_other: bool = False
 
@@ -423,7 +423,7 @@ class _HeldError(Exception):
     """Another transaction holds the session's row."""
 
 
-class Claim:
+class RunClaim:
     """Takes the run that a request asks for, when it is its turn."""
 
     def __init__(self, settings: Settings, request: Request, *, books: bool) -> None:
@@ -622,7 +622,7 @@ class Claim:
         show(self._store, connection, request.session_id, RUNNING, agent)
         row = SimpleNamespace(**values, state=None, pause=None)
         lease.run_id = row.run_id
-        return Claimed(row, Record(lease, progress, encryption, {}, {}))
+        return Claimed(row, RunRecord(lease, progress, encryption, {}, {}))
 
     def _go_on(self, lease: Lease, connection: Connection, row: Any, *, is_other: bool) -> Claimed:
         request, session_id = self._request, self._request.session_id
@@ -657,7 +657,7 @@ class Claim:
         found = decisions_of(connection, self._database, [session_id]) if row.state else {}
         calls = load_pending(row.pending, Encryption())
         decided = decided_calls(calls, found.get(session_id, ()))
-        record = Record(lease, progress, encryption, loaded, decided)
+        record = RunRecord(lease, progress, encryption, loaded, decided)
         before = INTERRUPTED if row.status == RUNNING else row.status
         lease.run_id = row.run_id
         return Claimed(row, record, before, is_other)

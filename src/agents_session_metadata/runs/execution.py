@@ -34,7 +34,7 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.tracking.tracker import SessionTracker
 from agents_session_metadata.usage.prices import model_name
 
-from .record import Progress, Record
+from .record import Progress, RunRecord
 
 intercept_runner()
 
@@ -51,7 +51,7 @@ class RunRecorder(Recorder):
     If `checks_tools`, a recorded call of a tool that is not there any more is refused.
     """
 
-    def __init__(self, provider: ModelProvider, record: Record, *, checks_tools: bool) -> None:
+    def __init__(self, provider: ModelProvider, record: RunRecord, *, checks_tools: bool) -> None:
         super().__init__(provider)
         self._record = record
         self._checks_tools = checks_tools
@@ -185,7 +185,7 @@ class RecordedHooks(RunHooks[Any]):
     """
 
     def __init__(
-        self, hooks: RunHooks[Any] | None, record: Record, trackers: Iterable[SessionTracker]
+        self, hooks: RunHooks[Any] | None, record: RunRecord, trackers: Iterable[SessionTracker]
     ) -> None:
         self._record = record
         self._trackers = tuple(trackers)
@@ -255,7 +255,7 @@ class RunSession(SQLAlchemyMetadataSession):
     are skipped. Until it has caught up, it does not see the items that it has stored.
     """
 
-    _record: Record
+    _record: RunRecord
     _done = 0
     """The number of writes since the last pause that were made again."""
     _replaces = False

@@ -124,7 +124,7 @@ class Progress:
 
 
 @dataclass(eq=False)
-class _Step:
+class _NewStep:
     """A step that is about to be written, with what it adds to the ledger."""
 
     number: int
@@ -132,7 +132,7 @@ class _Step:
     booked: Sequence[tuple[SessionTracker, UsageEntry]] = ()
 
 
-class Record:
+class RunRecord:
     """The record of the run that a lease holds."""
 
     def __init__(
@@ -167,7 +167,7 @@ class Record:
         self._asked: Counter[str] = Counter()
         # Steps of tools that ran in parallel may lack one that was not written.
         self._number = max(steps, default=-1) + 1
-        self._unwritten: list[_Step] = []
+        self._unwritten: list[_NewStep] = []
         self._writing = asyncio.Lock()
         self._is_unplaced = bool(steps)
         # Calls that waited at the pause inside an agent that is used as a tool. The SDK finishes
@@ -271,9 +271,11 @@ class Record:
         """Must be called when the transaction of `place` is committed."""
         self._is_unplaced = False
 
-    def _step(self, step: Any, booked: Sequence[tuple[SessionTracker, UsageEntry]] = ()) -> _Step:
+    def _step(
+        self, step: Any, booked: Sequence[tuple[SessionTracker, UsageEntry]] = ()
+    ) -> _NewStep:
         self._number += 1
-        return _Step(self._number - 1, self.encryption.dump(step), booked)
+        return _NewStep(self._number - 1, self.encryption.dump(step), booked)
 
     async def _add(
         self, step: Any, booked: Sequence[tuple[SessionTracker, UsageEntry]] = ()
@@ -283,7 +285,7 @@ class Record:
         # Whoever is cancelled now finds the step recorded or not, and never recorded twice.
         await settle(self._write(written))
 
-    async def _write(self, step: _Step) -> None:
+    async def _write(self, step: _NewStep) -> None:
         """Writes a step, with those that others have added in the meantime."""
         async with self._writing:
             if step not in self._unwritten:
@@ -303,7 +305,7 @@ class Record:
                 tracker._books(self.usage, entry)
                 self._is_unplaced = True
 
-    def _insert(self, connection: Connection, steps: Iterable[_Step]) -> None:
+    def _insert(self, connection: Connection, steps: Iterable[_NewStep]) -> None:
         lease = self.lease
         for step in steps:
             for tracker, entry in step.booked:

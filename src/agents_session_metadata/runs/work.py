@@ -37,10 +37,10 @@ from agents_session_metadata.usage.ledger import USAGE
 from agents_session_metadata.values import error_text, storable_text
 
 from .approvals import dump_error, dump_pending, dump_state, pending_calls
-from .claim import Claim, Claimed, Request, SessionRun, Settings, content_of, show
+from .claim import Claimed, Request, RunClaim, SessionRun, Settings, content_of, show
 from .execution import RecordedHooks, RunRecorder, RunSession, is_called
 from .feature import COMPLETED, FAILED, INTERRUPTED, WAITING, keep_outcome, sweep_outcomes
-from .record import Record, dump_final
+from .record import RunRecord, dump_final
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ async def take_turn(settings: Settings, request: Request) -> Work | SessionRun:
                 "the history is encrypted, and what the run records would not be; "
                 "pass encrypt= and decrypt= to SessionRuns"
             )
-        claimed = await Claim(settings, request, books=books).take()
+        claimed = await RunClaim(settings, request, books=books).take()
         if isinstance(claimed, SessionRun):
             return claimed
         session._record = claimed.record
@@ -86,7 +86,7 @@ async def _has_ledger(settings: Settings) -> bool:
     return True
 
 
-def _can_book(tracker: SessionTracker, record: Record) -> bool:
+def _can_book(tracker: SessionTracker, record: RunRecord) -> bool:
     """A tracker of another session or database counts by itself."""
     store, lease = tracker._store, record.lease
     if store is None or not record.progress.durable:
