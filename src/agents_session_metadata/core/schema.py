@@ -204,9 +204,9 @@ class SDKIndex:
     """An SQL index on a table of the SDK. The tables of `session_tables` do not have it."""
 
     def __init__(self, table: Table, suffix: str, columns: Sequence[str]) -> None:
-        self.name = derived_name(table.name, suffix)
-        self.columns = tuple(columns)
-        self.table = table.to_metadata(MetaData())
+        self.name: str = derived_name(table.name, suffix)
+        self.columns: tuple[str, ...] = tuple(columns)
+        self.table: Table = table.to_metadata(MetaData())
         """A copy of the table that has the index."""
         self._index = Index(self.name, *(self.table.c[name] for name in columns))
 

@@ -247,8 +247,9 @@ class Statements:
             own, runs.c.status == RUNNING, runs.c.expires > now
         )
         mine = sessions.c.session_id == session
-        self.lock_now: Select[Any] = select(sessions.c.session_id).where(mine)
-        self.lock_now = self.lock_now.with_for_update(nowait=True)
+        session_row, run_row = select(sessions.c.session_id), select(runs.c.session_id)
+        self.lock_now: Select[Any] = session_row.where(mine).with_for_update(nowait=True)
+        self.lock_run_now: Select[Any] = run_row.where(own).with_for_update(nowait=True)
         self.start: Insert = insert(runs).values(status=RUNNING, started_at=now, expires=until)
         token: Any = bindparam("of_token")
         self.take: Update = update(runs).where(own).values(status=RUNNING, token=token, **written)
@@ -515,15 +516,17 @@ class RunClaim:
         return self._start(lease, connection, row)
 
     def _lock(self, connection: Connection) -> bool:
-        """Locks the session, and raises `_HeldError` at once if that would wait for others."""
+        """Locks the session and its run, and raises `_HeldError` if that would wait for others."""
         store, session_id = self._store, self._request.session_id
         if id_problem(session_id) is not None:
             return False
-        dialect = self._database.dialect
+        dialect, own = self._database.dialect, {"of_session": session_id}
         try:
             if not dialect.locks_rows:
                 return store.lock(connection, session_id)
-            found = connection.execute(self._sql.lock_now, {"of_session": session_id}).first()
+            found = connection.execute(self._sql.lock_now, own).first()
+            if found is not None and self._database.has_tables(connection, RUNS):
+                connection.execute(self._sql.lock_run_now, own)
         except DBAPIError as error:
             if dialect.error_code(error) in dialect.held_codes:
                 raise _HeldError from error
