@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
+    Column,
+    ColumnElement,
     Connection,
     bindparam,
     delete,
@@ -366,3 +368,19 @@ def storable_keys(keys: Iterable[str] | None) -> tuple[str, ...] | None:
         if not isinstance(key, str):
             raise TypeError(f"a key must be a string, got {type(key).__name__}")
     return tuple(key for key in wanted if key_problem(key) is None)
+
+
+def sweep_keys(
+    connection: Connection, key: Column[Any], old: ColumnElement[bool], most: int
+) -> None:
+    """Deletes up to `most` old rows of a table whose rows belong to a session and have a key.
+
+    Rows that another transaction has locked are left to it.
+    """
+    table = key.table
+    some = select(table.c.session_id, key).where(old).limit(most)
+    rows = connection.execute(some.with_for_update(skip_locked=True)).all()
+    if rows:
+        this = table.c.session_id == bindparam("of_session"), key == bindparam("of_key")
+        keys = [{"of_session": session_id, "of_key": found} for session_id, found in rows]
+        connection.execute(delete(table).where(*this), keys)

@@ -14,13 +14,10 @@ from collections.abc import Callable
 from sqlalchemy import (
     BigInteger,
     Column,
-    ColumnElement,
     Connection,
     Index,
     String,
-    Table,
     and_,
-    bindparam,
     delete,
     insert,
     not_,
@@ -29,7 +26,7 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.definitions import TableMaker, derived_name
 from agents_session_metadata.core.features import Feature
-from agents_session_metadata.core.rows import id_problem
+from agents_session_metadata.core.rows import id_problem, sweep_keys
 from agents_session_metadata.errors import KeyReusedError, SessionNotFoundError
 from agents_session_metadata.scope import ScopedStore
 
@@ -83,7 +80,7 @@ async def once(
         if found is None:
             answer = work(connection)
             connection.execute(delete(table).where(own))
-            _sweep(connection, table, old)
+            sweep_keys(connection, table.c.request_key, old, _SWEPT)
             row = {"session_id": session_id, "request_key": key, "request_hash": request_hash}
             connection.execute(insert(table).values(**row, answer=answer, answered_at=now))
             return answer
@@ -93,16 +90,3 @@ async def once(
         return stored
 
     return await database.write(run)
-
-
-def _sweep(connection: Connection, table: Table, old: ColumnElement[bool]) -> None:
-    """Deletes some old answers, but none for which it would have to wait."""
-    some = select(table.c.session_id, table.c.request_key).where(old).limit(_SWEPT)
-    rows = connection.execute(some.with_for_update(skip_locked=True)).all()
-    this = [
-        table.c.session_id == bindparam("of_session"),
-        table.c.request_key == bindparam("of_key"),
-    ]
-    if rows:
-        keys = [{"of_session": session_id, "of_key": key} for session_id, key in rows]
-        connection.execute(delete(table).where(*this), keys)

@@ -51,6 +51,7 @@ from agents_session_metadata.core.definitions import (
 )
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.core.messages import delete_messages, read_history
+from agents_session_metadata.core.rows import sweep_keys
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import SessionBusyError, SessionPausedError
@@ -234,15 +235,7 @@ def keep_outcome(
 def sweep_outcomes(database: Database, connection: Connection, keep: int) -> None:
     """Deletes some outcomes that are older than `keep` microseconds, of any session."""
     keys = keys_table(database.tables)
-    old = select(keys.c.session_id, keys.c.run_key)
-    old = old.where(keys.c.ended_at <= database.dialect.now() - keep)
-    # Those that another transaction deletes are left to it.
-    found = connection.execute(old.limit(_SWEPT).with_for_update(skip_locked=True)).all()
-    if found:
-        one = delete(keys).where(
-            keys.c.session_id == bindparam("of_session"), keys.c.run_key == bindparam("of_key")
-        )
-        connection.execute(one, [{"of_session": each[0], "of_key": each[1]} for each in found])
+    sweep_keys(connection, keys.c.run_key, keys.c.ended_at <= database.dialect.now() - keep, _SWEPT)
 
 
 def delete_outcome(
