@@ -18,7 +18,7 @@ from agents_session_metadata.query.details import Details
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering
-from agents_session_metadata.query.pages import read_sessions
+from agents_session_metadata.query.pages import Found, Reader, read_sessions
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Metadata, Statistics, ToolStatistics
 
@@ -208,12 +208,14 @@ async def read_daily(
     """
     after = {"$created_at": {"$gte": since.isoformat()}}
     condition = store.condition({"$and": [where or {}, after]})
-    found = await read_sessions(
-        store.database,
-        lambda reader: reader.page(condition, _NEWEST, limit=most + 1, details=_BY_DAY),
-    )
-    metadata = {each.info.session_id: each.info.metadata for each in found[:most]}
-    await store.database.read(lambda connection: _show_runs(store, connection, metadata))
+
+    def read(reader: Reader) -> list[Found]:
+        found = reader.page(condition, _NEWEST, limit=most + 1, details=_BY_DAY)
+        metadata = {each.info.session_id: each.info.metadata for each in found[:most]}
+        _show_runs(store, reader.connection, metadata)
+        return found
+
+    found = await read_sessions(store.database, read)
     days: defaultdict[date, Totals] = defaultdict(Totals)
     for each in found[:most]:
         of_day = days[each.info.created_at.date()]
