@@ -239,10 +239,6 @@ def infos_of(
     return [info(row) for row in rows]
 
 
-def dump_error(text: str, encryption: Encryption) -> str:
-    return encryption.dump(text)
-
-
 def load_error(stored: str | None, encryption: Encryption) -> str | None:
     text = encryption.shown(stored)
     # Errors of 0.2.0 are not JSON. They begin with the name of a type.

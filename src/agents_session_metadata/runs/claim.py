@@ -584,7 +584,7 @@ class RunClaim:
         if found.status == CANCELLED:
             raise RunCancelledError(session_id)
         outcome = self._settings.encryption.load(found.outcome)
-        if outcome.get("content", request.content) != request.content:
+        if "content" in outcome and outcome["content"] != request.content:
             raise KeyReusedError(session_id, key)
         if "output" in outcome:
             return self._repeated(outcome)

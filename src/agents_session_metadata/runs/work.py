@@ -36,7 +36,7 @@ from agents_session_metadata.tracking.tracker import SessionTracker, warn_of_led
 from agents_session_metadata.usage.ledger import USAGE
 from agents_session_metadata.values import error_text, storable_text
 
-from .approvals import dump_error, dump_pending, dump_state, pending_calls
+from .approvals import dump_pending, dump_state, pending_calls
 from .claim import Claimed, Request, RunClaim, SessionRun, Settings, content_of, show
 from .execution import RecordedHooks, RunRecorder, RunSession, is_called
 from .feature import COMPLETED, FAILED, INTERRUPTED, WAITING, keep_outcome, sweep_outcomes
@@ -344,7 +344,7 @@ class Work:
         lease, database = self._lease, self._settings.store.database
         before = None if self._record.is_new else self._before
         text = error_text(error, _MOST_ERROR)
-        values = {"status": FAILED, "error": dump_error(text, self._record.encryption)}
+        values = {"status": FAILED, "error": self._record.encryption.dump(text)}
         outcome = self._outcome({"error": text})
 
         def fail(connection: Connection) -> None:

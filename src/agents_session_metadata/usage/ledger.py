@@ -148,9 +148,7 @@ def _insertion(table: Table, messages: Table) -> Insert:
 
 
 def newest_usage(connection: Connection, store: ScopedStore, session_id: str) -> int:
-    """Returns the id of the newest row of a session, or 0 without one or without the table."""
-    if not store.database.has_tables(connection, USAGE):
-        return 0
+    """Returns the id of the newest row of a session, or 0 without one."""
     usage = _ledger(store)
     newest: Any = select(func.max(usage.c.id)).where(usage.c.session_id == session_id)
     return connection.scalar(newest) or 0
