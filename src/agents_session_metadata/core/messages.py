@@ -166,7 +166,7 @@ def read_page(
 
 
 def _within(connection: Connection, messages: Table, rows: Iterable[Any], most: int) -> list[Any]:
-    """Adds the texts of large items, which rows lack, and drops those there is no room for."""
+    """Adds the texts of large items, which rows lack. Items without room are marked as unread."""
     found, total = list[list[Any]](), 0
     for *row, size in rows:
         total += size

@@ -290,7 +290,7 @@ class TextIndex(Index):
         return True
 
     def _leave(self, connection: Connection) -> bool:
-        """Drops everything but the rows. Returns False if there is no index."""
+        """Drops the index but keeps the rows. Returns False if there is no index."""
         if self.lock(connection) is None:
             return False
         self._time_index.change(connection, exists=False)
