@@ -158,11 +158,11 @@ async def _holding(lock: threading.Lock) -> AsyncIterator[None]:
 
 
 def _refuse(problems: Iterator[str]) -> None:
-    told = "; ".join(problems)
-    if told:
+    found = "; ".join(problems)
+    if found:
         raise ImportError(
             f"agents-session-metadata {version('agents-session-metadata')} does not know the "
-            f"SQLAlchemySession of openai-agents {version('openai-agents')}: {told}"
+            f"SQLAlchemySession of openai-agents {version('openai-agents')}: {found}"
         )
 
 

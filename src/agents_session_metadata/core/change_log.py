@@ -30,8 +30,8 @@ def is_logged() -> bool:
 def note(connection: Connection, action: Action, session_id: str, keys: Iterable[str] = ()) -> None:
     """Remembers a change until its transaction is committed; afterwards it is logged."""
     if is_logged():
-        of_session = _noted.setdefault(connection, {}).setdefault(session_id, {})
-        of_session.setdefault(action, set()).update(keys)
+        changes = _noted.setdefault(connection, {}).setdefault(session_id, {})
+        changes.setdefault(action, set()).update(keys)
 
 
 def log_committed(connection: Connection) -> None:

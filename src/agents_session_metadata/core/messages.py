@@ -93,8 +93,8 @@ def read_history(
     `after` is the id of an item: only items that were added after it are returned.
     """
     messages = database.tables.messages
-    own = messages.c.session_id == bindparam("of_session")
-    parameters: dict[str, Any] = {"of_session": session_id}
+    own = messages.c.session_id == bindparam("session")
+    parameters: dict[str, Any] = {"session": session_id}
     if after is not None:
         last: Any = bindparam("after_item", type_=BigInteger)
         own = own & (messages.c.id > last)
@@ -131,7 +131,7 @@ def read_page(
     database = store.database
     messages, dialect = database.tables.messages, database.dialect
     time = dialect.stored_time.of(messages.c.created_at)
-    parameters: dict[str, Any] = {"of_session": session_id, "limit": limit}
+    parameters: dict[str, Any] = {"session": session_id, "limit": limit}
     selected: Any = _selected(database, time)
     if most_bytes is not None:
         small: Any = bindparam("small", type_=BigInteger)
@@ -141,7 +141,7 @@ def read_page(
         # Most pages have small items only, and need no second statement.
         parameters["small"] = most_bytes // limit
     statement: Any = (
-        selected.where(messages.c.session_id == bindparam("of_session"))
+        selected.where(messages.c.session_id == bindparam("session"))
         .order_by(*in_order(messages, newest_first=newest_first))
         .limit(bindparam("limit", type_=Integer, literal_execute=True))
     )
@@ -157,8 +157,8 @@ def read_page(
         statement = statement.where(reaches, *beyond)
         parameters |= {"after_item": after.item_id, "after_time": after.time}
     # By the parameter: the scope is then checked once, not for every row.
-    of_session = bindparam("of_session", type_=messages.c.session_id.type)
-    statement, more = store.question(statement, of_session)
+    session = bindparam("session", type_=messages.c.session_id.type)
+    statement, more = store.question(statement, session)
     rows: Any = connection.execute(statement, {**parameters, **more}).all()
     if most_bytes is not None:
         rows = _within(connection, messages, rows, most_bytes)

@@ -56,8 +56,8 @@ class Rows:
         self._tables = tables
         self._dialect = dialect
         sessions, rows = tables.sessions, tables.metadata
-        of_session: BindParameter[str] = bindparam("of_session")
-        own, own_session = (table.c.session_id == of_session for table in (rows, sessions))
+        session: BindParameter[str] = bindparam("session")
+        own, own_session = (table.c.session_id == session for table in (rows, sessions))
         kind = func.substr(rows.c.search_key, 1, 1, type_=rows.c.search_key.type)
         self._locks = dialect.locks(sessions, rows, tables.elements)
         self._upsert = dialect.upsert(rows, _REPLACED)
@@ -74,7 +74,7 @@ class Rows:
         self._read = texts.order_by(rows.c.key)
         self.looking: Statement = select(sessions.c.session_id).where(own_session)
         self._deletions = [
-            delete(table).where(table.c.session_id == of_session)
+            delete(table).where(table.c.session_id == session)
             for table in (tables.messages, sessions)
         ]
         self._insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
@@ -157,7 +157,7 @@ class Rows:
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
         read: Any = self._locks.read_leftovers
-        if connection.scalar(read, {"of_session": session_id}):
+        if connection.scalar(read, {"session": session_id}):
             self._delete_leftovers(connection, session_id)
 
     def upsert(
@@ -172,9 +172,7 @@ class Rows:
         rows = rows_of(session_id, encoded)
         if self._upsert_reading is not None:
             given = lists_of(self._tables.metadata, rows)
-            found: Any = connection.execute(
-                self._upsert_reading, {"of_session": session_id, **given}
-            )
+            found: Any = connection.execute(self._upsert_reading, {"session": session_id, **given})
             stored = dict(found.all())
         self.check_count(stored, encoded)
         lists = [key for key in encoded if key in stored and (stored[key] or encoded[key].elements)]
@@ -243,7 +241,7 @@ class Rows:
             connection.execute(self._insert_items, rows)
 
     def touch(self, connection: Connection, session_id: str) -> None:
-        connection.execute(self._touch, {"of_session": session_id})
+        connection.execute(self._touch, {"session": session_id})
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
         rows = self._tables.metadata
@@ -254,7 +252,7 @@ class Rows:
     def delete_session(self, connection: Connection, session_id: str) -> None:
         """Works without our tables."""
         for deletion in self._deletions:
-            connection.execute(deletion, {"of_session": session_id})
+            connection.execute(deletion, {"session": session_id})
         note(connection, "deleted", session_id)
 
     def _delete_leftovers(self, connection: Connection, session_id: str) -> None:
@@ -381,6 +379,6 @@ def sweep_keys(
     some = select(table.c.session_id, key).where(old).limit(most)
     rows = connection.execute(some.with_for_update(skip_locked=True)).all()
     if rows:
-        this = table.c.session_id == bindparam("of_session"), key == bindparam("of_key")
-        keys = [{"of_session": session_id, "of_key": found} for session_id, found in rows]
+        this = table.c.session_id == bindparam("session"), key == bindparam("found")
+        keys = [{"session": session_id, "found": found} for session_id, found in rows]
         connection.execute(delete(table).where(*this), keys)

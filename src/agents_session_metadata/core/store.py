@@ -79,7 +79,7 @@ class SessionStore:
 
             def read(connection: Connection) -> Metadata:
                 statement, parameters = self.question(self.rows.reading(wanted), own_id)
-                parameters["of_session"] = session_id
+                parameters["session"] = session_id
                 return decoded(session_id, connection.execute(statement, parameters), wanted)
 
             found = await self.database.read(read)
@@ -183,7 +183,7 @@ class SessionStore:
     def finds(self, connection: Connection, session_id: str) -> bool:
         own_id = self.database.tables.sessions.c.session_id
         statement, parameters = self.question(self.rows.looking, own_id)
-        parameters["of_session"] = session_id
+        parameters["session"] = session_id
         return connection.execute(statement, parameters).first() is not None
 
     def lock(self, connection: Connection, session_id: str) -> bool:

@@ -152,7 +152,7 @@ class Dialect:
     def upsert_reading(
         self, table: Table, replaced: Sequence[str], read: Sequence[ColumnElement[Any]]
     ) -> Statement | None:
-        """Upserts rows that `lists_of` binds, and reads columns of `of_session` as they were.
+        """Upserts rows that `lists_of` binds, and reads earlier values of the session `session`.
 
         None if the database cannot read in the same statement.
         """

@@ -53,13 +53,13 @@ class Locks:
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         self._sessions = sessions
         self._metadata = metadata
-        of_session: BindParameter[str] = bindparam("of_session")
+        session: BindParameter[str] = bindparam("session")
         self.leftovers: ColumnElement[bool] = or_(
-            exists().where(metadata.c.session_id == of_session),
-            exists().where(elements.c.session_id == of_session),
+            exists().where(metadata.c.session_id == session),
+            exists().where(elements.c.session_id == session),
         )
         self.read_leftovers: Any = select(self.leftovers)
-        self._look: Any = select(sessions.c.session_id).where(sessions.c.session_id == of_session)
+        self._look: Any = select(sessions.c.session_id).where(sessions.c.session_id == session)
         """Reads what is committed, without waiting."""
         self._lock: Any = self._look.with_for_update()
         self._create_in_any = self._insert_new(literal(False))
@@ -67,7 +67,7 @@ class Locks:
 
     def existing(self, connection: Connection, session_id: str) -> bool:
         """Locks a session's row and returns whether it exists."""
-        return connection.execute(self._lock, {"of_session": session_id}).first() is not None
+        return connection.execute(self._lock, {"session": session_id}).first() is not None
 
     def replaced(self, connection: Connection, session_id: str) -> bool:
         """Locks a row that others replaced while an earlier lock waited and found none.
@@ -91,31 +91,31 @@ class Locks:
         return self._created(connection, session_id, self._create)
 
     def reading_nothing(self, connection: Connection, session_id: str) -> Found:
-        row = connection.execute(self._lock, {"of_session": session_id}).first()
+        row = connection.execute(self._lock, {"session": session_id}).first()
         return Found(None if row is None else {})
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
         """Returns a function that locks a session's row, then reads a metadata column by key."""
         metadata = self._metadata
-        own = metadata.c.session_id == bindparam("of_session")
+        own = metadata.c.session_id == bindparam("session")
         # A separate statement, because PostgreSQL reads a snapshot from the start of a statement.
         statement: Any = select(metadata.c.key, column).where(own)
 
         def read(connection: Connection, session_id: str) -> Found:
             if not self.existing(connection, session_id):
                 return Found(None)
-            rows: Any = connection.execute(statement, {"of_session": session_id})
+            rows: Any = connection.execute(statement, {"session": session_id})
             return Found(dict(rows.all()))
 
         return read
 
     def _insert_new(self, told: ColumnElement[Any]) -> Any:
         """Inserts a row if it is missing. Only a new row is returned."""
-        new = self.insert(self._sessions).values(session_id=bindparam("of_session"))
+        new = self.insert(self._sessions).values(session_id=bindparam("session"))
         return new.on_conflict_do_nothing().returning(told)
 
     def _created(self, connection: Connection, session_id: str, insert: Any) -> bool | None:
-        parameters = {"of_session": session_id}
+        parameters = {"session": session_id}
         for _ in range(ROUNDS):
             row = connection.execute(insert, parameters).first()
             if row is not None:

@@ -69,7 +69,7 @@ class _MySQLLocks(Locks):
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         super().__init__(sessions, metadata, elements)
         self._elements = elements
-        self._insert = insert(sessions).values(session_id=bindparam("of_session"))
+        self._insert = insert(sessions).values(session_id=bindparam("session"))
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
         is_first = not connection.in_transaction()
@@ -85,7 +85,7 @@ class _MySQLLocks(Locks):
         if not self._create_row(connection, session_id):
             return None
         if has_leftovers is None:
-            found = connection.execute(self.read_leftovers, {"of_session": session_id})
+            found = connection.execute(self.read_leftovers, {"session": session_id})
             return bool(found.scalar())
         return has_leftovers
 
@@ -94,7 +94,7 @@ class _MySQLLocks(Locks):
         is_first = not connection.in_transaction()
         for attempt in range(ROUNDS):
             try:
-                connection.execute(self._insert, {"of_session": session_id})
+                connection.execute(self._insert, {"session": session_id})
                 break
             except IntegrityError:
                 # After waiting for the other row, this transaction shares a lock on it with others.
@@ -114,25 +114,25 @@ class _MySQLLocks(Locks):
         # A locking read returns each row as it is once the lock is held. The metadata is locked
         # too, because on a Galera cluster the lock of a row that is not written is local.
         sessions, metadata = self._sessions, self._metadata
-        of_session: BindParameter[str] = bindparam("of_session")
+        session: BindParameter[str] = bindparam("session")
         one = select(literal_column("1").label("one")).subquery("one")
-        of_nobody = sessions.c.session_id.is_(None)
+        is_missing = sessions.c.session_id.is_(None)
         own = and_(
-            metadata.c.session_id == of_session,
-            or_(metadata.c.session_id == sessions.c.session_id, of_nobody),
+            metadata.c.session_id == session,
+            or_(metadata.c.session_id == sessions.c.session_id, is_missing),
         )
-        joined = one.outerjoin(sessions, sessions.c.session_id == of_session)
+        joined = one.outerjoin(sessions, sessions.c.session_id == session)
         joined = joined.outerjoin(metadata, own)
-        of_nothing = exists().where(self._elements.c.session_id == of_session)
+        has_elements = exists().where(self._elements.c.session_id == session)
         statement: Any = (
-            select(sessions.c.session_id, metadata.c.key, column, of_nothing)
+            select(sessions.c.session_id, metadata.c.key, column, has_elements)
             .select_from(joined)
             .with_for_update()
         )
 
         def read(connection: Connection, session_id: str) -> Found:
             is_first = not connection.in_transaction()
-            rows: Any = connection.execute(statement, {"of_session": session_id}).all()
+            rows: Any = connection.execute(statement, {"session": session_id}).all()
             stored = {key: value for _, key, value, _ in rows if key is not None}
             if rows[0][0] is not None:
                 return Found(stored)

@@ -56,7 +56,7 @@ class _PostgreSQLLocks(Locks):
     def replaced(self, connection: Connection, session_id: str) -> bool:
         # The snapshot of the statement that waited is older than the new row.
         for _ in range(ROUNDS):
-            if connection.execute(self._look, {"of_session": session_id}).first() is None:
+            if connection.execute(self._look, {"session": session_id}).first() is None:
                 return False
             if self.existing(connection, session_id):
                 return True
@@ -132,7 +132,7 @@ class PostgreSQL(Dialect):
     def upsert_reading(
         self, table: Table, replaced: Sequence[str], read: Sequence[ColumnElement[Any]]
     ) -> Statement:
-        own: Any = bindparam("of_session", type_=String)
+        own: Any = bindparam("session", type_=String)
         stored = select(*read).where(table.c.session_id == own).cte("stored")
         names = names_of(table)
         written = self.upsert(table, replaced).from_select(names, _given(table, names))

@@ -51,14 +51,14 @@ class _SQLiteLocks(Locks):
         super().__init__(sessions, metadata, elements)
         self._touch = (
             update(sessions)
-            .where(sessions.c.session_id == bindparam("of_session"))
+            .where(sessions.c.session_id == bindparam("session"))
             .values(updated_at=sessions.c.updated_at)
         )
 
     def existing(self, connection: Connection, session_id: str) -> bool:
         # The count is of the statement alone, without what triggers change. Reading a returned row
         # would be one more call of the driver's thread.
-        found: Any = connection.execute(self._touch, {"of_session": session_id})
+        found: Any = connection.execute(self._touch, {"session": session_id})
         return bool(found.rowcount > 0)
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
@@ -70,11 +70,11 @@ class _SQLiteLocks(Locks):
     def reader(self, column: ColumnElement[Any]) -> Reader:
         metadata = self._metadata
         stored = select(func.json_group_object(metadata.c.key, column))
-        stored = stored.where(metadata.c.session_id == bindparam("of_session"))
+        stored = stored.where(metadata.c.session_id == bindparam("session"))
         statement: Any = self._touch.returning(stored.scalar_subquery())
 
         def read(connection: Connection, session_id: str) -> Found:
-            found = connection.execute(statement, {"of_session": session_id}).scalar()
+            found = connection.execute(statement, {"session": session_id}).scalar()
             return Found(None if found is None else json.loads(found))
 
         return read

@@ -155,13 +155,13 @@ class MySQLTextSQL(TextSQL):
             # The session is locked: its newest items are those. If the driver has divided the
             # statement, the words of the others are missing.
             given = {f"words_{place}": each for place, each in enumerate(reversed(some))}
-            given["of_session"] = items[0]["session_id"]
+            given["session"] = items[0]["session_id"]
             connection.execute(_insert_newest(messages, rows, len(some)), given)
 
 
 @lru_cache(maxsize=512)
 def _insert_newest(messages: Table, rows: Table, count: int) -> Any:
-    own = messages.c.session_id == bindparam("of_session", type_=String)
+    own = messages.c.session_id == bindparam("session", type_=String)
     place = func.row_number().over(order_by=messages.c.id.desc()).label("place")
     new = select(messages.c.id, place).where(own, messages.c.id >= func.last_insert_id())
     newest = new.subquery("newest")

@@ -224,7 +224,7 @@ class Statements:
     def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
         runs, steps, _, _ = tables.group(RUNS).tables
         sessions, messages, now = tables.sessions, tables.messages, dialect.now()
-        session: Any = bindparam("of_session")
+        session: Any = bindparam("session")
         until: Any = now + bindparam("lease", type_=BigInteger)
         own = runs.c.session_id == session
         held = and_(own, runs.c.token == bindparam("of_token"))
@@ -304,7 +304,7 @@ class Lease:
         self.token: str = secrets.token_hex(16)
         self.sql: Statements = statements(store.database.tables, store.database.dialect)
         self._duration = duration
-        self._own = {"of_session": session_id, "of_token": self.token, "lease": duration}
+        self._own = {"session": session_id, "of_token": self.token, "lease": duration}
         self._claimed = self._renewed = _clock()
         self.run_id: str | None = None
 
@@ -318,7 +318,7 @@ class Lease:
             raise self.lose(connection)
 
     def lose(self, connection: Connection) -> LeaseLostError:
-        own: Any = {"of_session": self.session_id}
+        own: Any = {"session": self.session_id}
         reason: LeaseLostReason = "deleted"
         holder = connection.scalar(self.sql.holder, own)
         if holder not in (None, self.token):
@@ -379,7 +379,7 @@ def read_run(store: ScopedStore, connection: Connection, session_id: str) -> Any
     Without a run, its columns are NULL.
     """
     read = statements(store.database.tables, store.database.dialect).read
-    return connection.execute(read, {"of_session": session_id}).one()
+    return connection.execute(read, {"session": session_id}).one()
 
 
 def lock_run(store: ScopedStore, connection: Connection, session_id: str) -> Any:
@@ -465,7 +465,7 @@ class RunClaim:
                 delay, is_free = min(2 * delay, _LONGEST_POLL), is_held
 
     async def _is_free(self) -> bool:
-        own = {"of_session": self._request.session_id}
+        own = {"session": self._request.session_id}
         works = await self._database.read(
             lambda connection: connection.execute(self._sql.works, own).first()
         )
@@ -520,7 +520,7 @@ class RunClaim:
         store, session_id = self._store, self._request.session_id
         if id_problem(session_id) is not None:
             return False
-        dialect, own = self._database.dialect, {"of_session": session_id}
+        dialect, own = self._database.dialect, {"session": session_id}
         try:
             if not dialect.locks_rows:
                 return store.lock(connection, session_id)
@@ -650,7 +650,7 @@ class RunClaim:
         if ledger is None:
             ledger = self._newest_usage(connection, durable=progress.durable)
         progress = replace(progress, options=options, ledger=ledger)
-        own = {"of_session": session_id}
+        own = {"session": session_id}
         taken = {"of_token": lease.token, "lease": self._settings.lease}
         connection.execute(self._sql.take, {**own, **taken, "new_progress": progress.dump()})
         if row.status not in (INTERRUPTED, RUNNING):
@@ -668,7 +668,7 @@ class RunClaim:
     def _take_back(self, connection: Connection, progress: Progress) -> Progress:
         """Deletes what an unrecorded run has added, because it begins again."""
         session_id = self._request.session_id
-        base = {"of_session": session_id, "base": progress.base}
+        base = {"session": session_id, "base": progress.base}
         items = connection.scalars(self._sql.items_since, base).all()
         taken_back = list(items[: sum(progress.writes)])
         delete_messages(self._database, connection, session_id, taken_back)

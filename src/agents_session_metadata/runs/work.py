@@ -325,7 +325,7 @@ class Work:
             }
 
             def pause(connection: Connection) -> None:
-                connection.execute(lease.sql.delete_steps, {"of_session": lease.session_id})
+                connection.execute(lease.sql.delete_steps, {"session": lease.session_id})
 
             await self._write_end(WAITING, lease.sql.stop.values(**values), pause)
             return SessionRun(lease.session_id, None, calls, result)
