@@ -70,12 +70,12 @@ from .core.change_log import log_committed
 from .core.database import Database, settle
 from .core.features import end_history, hold, prepare_change
 from .core.messages import delete_messages, in_order
-from .core.rows import check_id_type
 from .core.tables import TableNames
 from .dialects import dialect_of
 from .dialects.urls import check_engine, owner_of, with_transactions
 from .scope import ScopedStore
 from .types import MetadataLimits, OnClear
+from .values import check_id_type
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .core.rows import check_id_type, storable_keys
+from .core.rows import storable_keys
 from .core.schema import table_sizes
 from .core.store import check_on_clear
 from .core.tables import table_names
@@ -63,7 +63,7 @@ from .types import (
     UsageRow,
     ValueCount,
 )
-from .values import EncodedValue, encode_metadata, is_text, search_key
+from .values import EncodedValue, check_id_type, encode_metadata, is_text, search_key
 
 if TYPE_CHECKING:
     from agents.memory import SessionSettings

@@ -17,7 +17,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ._sdk import StoredSession, sdk_store
 from .catalog import SessionCatalog
-from .core.rows import check_id, id_problem
 from .core.store import check_on_clear
 from .core.tables import table_names
 from .dialects.urls import create_engine, shown_url
@@ -26,6 +25,7 @@ from .query.filters import Where
 from .scope import MISSING, ScopedStore
 from .text import quoted
 from .types import ItemInfo, JSONValue, Metadata, MetadataLimits, OnClear
+from .values import check_id, id_problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self

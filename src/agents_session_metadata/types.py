@@ -14,6 +14,9 @@ JSONValue: TypeAlias = "str | int | float | bool | list[JSONValue] | dict[str, J
 MAX_KEY_LENGTH = 255
 """Characters that the key column holds."""
 
+MAX_ID_LENGTH = 255
+"""Characters of a session id that can have metadata."""
+
 JSONObject: TypeAlias = dict[str, Any]
 """An object as JSON has it, such as a filter, an item, a schema or an answer."""
 

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from .errors import InvalidMetadataError, MetadataLimitError
-from .text import refuse_constant
-from .types import JSONValue, MetadataLimits
+from .text import quoted, refuse_constant
+from .types import MAX_ID_LENGTH, JSONValue, MetadataLimits
 
 SEARCH_KEY_BYTES = 512
 """Indexed bytes of a search key: the most that fits every database's index beside an id and a
@@ -131,6 +131,28 @@ def key_problem(key: object) -> str | None:
     if not _is_utf8(key):
         return "a key must not contain lone surrogates"
     return None
+
+
+def check_id(session_id: str) -> None:
+    """Raises `ValueError` for an id that no session with metadata can have."""
+    problem = id_problem(session_id)
+    if problem is not None:
+        raise ValueError(f"session id {quoted(session_id)} {problem}")
+
+
+def check_id_type(session_id: object) -> None:
+    if not isinstance(session_id, str):
+        advice = "; pass metadata as metadata={…}" if isinstance(session_id, Mapping) else ""
+        raise TypeError(f"session_id must be a string, got {type(session_id).__name__}{advice}")
+
+
+def id_problem(session_id: str) -> str | None:
+    check_id_type(session_id)
+    if not 1 <= len(session_id) <= MAX_ID_LENGTH:
+        return f"must have between 1 and {MAX_ID_LENGTH} characters, got {len(session_id)}"
+    if "\x00" in session_id:
+        return "contains NUL"
+    return None if _is_utf8(session_id) else "contains lone surrogates"
 
 
 def json_text(key: str, value: JSONValue) -> str:

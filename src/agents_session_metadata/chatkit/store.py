@@ -15,7 +15,6 @@ from chatkit.types import Attachment, Page, ThreadItem, ThreadMetadata
 from pydantic import BaseModel, TypeAdapter
 
 from agents_session_metadata.catalog import SessionCatalog, check_catalog
-from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import (
     SessionExistsError,
     SessionNotFoundError,
@@ -27,6 +26,7 @@ from agents_session_metadata.text import escaped, quoted
 from agents_session_metadata.threads.feature import add_feedback
 from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.types import FeedbackKind, JSONValue, Metadata, SessionInfo
+from agents_session_metadata.values import id_problem
 
 from . import transactions
 from .request_memory import KnownThreads, OwnItems

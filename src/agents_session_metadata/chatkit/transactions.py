@@ -16,7 +16,6 @@ from sqlalchemy import Connection
 
 from agents_session_metadata.core.features import hold
 from agents_session_metadata.core.messages import read_history
-from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
 from agents_session_metadata.scope import ScopedStore
@@ -30,7 +29,7 @@ from agents_session_metadata.threads.rows import (
     ThreadItems,
 )
 from agents_session_metadata.types import ItemInfo
-from agents_session_metadata.values import search_key
+from agents_session_metadata.values import id_problem, search_key
 
 T = TypeVar("T")
 

@@ -26,7 +26,6 @@ from sqlalchemy import (
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement, lists_of
 from agents_session_metadata.dialects._locks import Reader
-from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import CorruptMetadataError, MetadataLimitError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
@@ -326,31 +325,6 @@ def decoded(session_id: str, rows: Iterable[Any], keys: Sequence[str] | None = N
         for key, text in rows
         if keys is None or key in keys
     }
-
-
-def check_id(session_id: str) -> None:
-    problem = id_problem(session_id)
-    if problem is not None:
-        raise ValueError(f"session id {quoted(session_id)} {problem}")
-
-
-def check_id_type(session_id: object) -> None:
-    if not isinstance(session_id, str):
-        advice = "; pass metadata as metadata={…}" if isinstance(session_id, Mapping) else ""
-        raise TypeError(f"session_id must be a string, got {type(session_id).__name__}{advice}")
-
-
-def id_problem(session_id: str) -> str | None:
-    check_id_type(session_id)
-    if not 1 <= len(session_id) <= ID_LENGTH:
-        return f"must have between 1 and {ID_LENGTH} characters, got {len(session_id)}"
-    if "\x00" in session_id:
-        return "contains NUL"
-    try:
-        session_id.encode()
-    except UnicodeEncodeError:
-        return "contains lone surrogates"
-    return None
 
 
 def storable_keys(keys: Iterable[str] | None) -> tuple[str, ...] | None:

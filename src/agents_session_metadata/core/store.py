@@ -16,10 +16,12 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits, OnClear
 from agents_session_metadata.values import (
     EncodedValue,
+    check_id,
     check_key,
     decode_elements,
     encode_metadata,
     encode_text,
+    id_problem,
     is_text,
     json_text,
 )
@@ -27,7 +29,7 @@ from agents_session_metadata.values import (
 from .database import Database
 from .definitions import CORE
 from .features import features
-from .rows import Claim, Rows, check_id, decoded, id_problem, session_rows, storable_keys
+from .rows import Claim, Rows, decoded, session_rows, storable_keys
 
 
 class SessionStore:

@@ -36,11 +36,12 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
+from agents_session_metadata.types import MAX_ID_LENGTH
 
 from ._dialect import LONGEST_WAIT, Dialect, Existing, by_table, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._text import MySQLTextSQL
-from .sqltypes import ID_LENGTH, SDKTime
+from .sqltypes import SDKTime
 
 _ZONE = "@agents_session_zone"
 _CHECKED = "agents_session_metadata.checked"
@@ -383,9 +384,9 @@ class MySQL(Dialect):
     def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
         # A foreign key may join columns of different lengths. An index has room for this many
         # characters only, and no id with metadata has more.
-        if not isinstance(parent, mysql.VARCHAR) or (parent.length or 0) <= ID_LENGTH:
+        if not isinstance(parent, mysql.VARCHAR) or (parent.length or 0) <= MAX_ID_LENGTH:
             return parent
-        return mysql.VARCHAR(ID_LENGTH, charset=parent.charset, collation=parent.collation)
+        return mysql.VARCHAR(MAX_ID_LENGTH, charset=parent.charset, collation=parent.collation)
 
     def item_id(self, connection: Connection, messages: Table) -> Any:
         found = super().item_id(connection, messages)

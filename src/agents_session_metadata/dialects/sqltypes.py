@@ -24,11 +24,8 @@ from sqlalchemy import (
 from sqlalchemy import Dialect as SADialect
 from sqlalchemy.types import TypeEngine
 
-from agents_session_metadata.types import MAX_KEY_LENGTH
+from agents_session_metadata.types import MAX_ID_LENGTH, MAX_KEY_LENGTH
 from agents_session_metadata.values import SEARCH_KEY_BYTES
-
-ID_LENGTH = 255
-
 
 _MYSQL = "mysql", "mariadb"
 
@@ -76,7 +73,7 @@ class SessionId(_Spelled):
 
     impl: Impl = String
     _by_code_point = True
-    _on_mysql = "VARCHAR", {"length": ID_LENGTH}
+    _on_mysql = "VARCHAR", {"length": MAX_ID_LENGTH}
 
 
 class MetadataKey(_Spelled):

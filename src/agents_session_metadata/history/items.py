@@ -26,12 +26,11 @@ from agents_session_metadata.core.messages import (
     read_history,
     read_page,
 )
-from agents_session_metadata.core.rows import check_id, check_id_type
 from agents_session_metadata.errors import SessionExistsError
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage, JSONValue
-from agents_session_metadata.values import is_text
+from agents_session_metadata.values import check_id, check_id_type, is_text
 
 from .rewind import lock_to_change
 

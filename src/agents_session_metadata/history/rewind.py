@@ -18,10 +18,10 @@ from agents_session_metadata.core.messages import (
     delete_messages,
     read_history,
 )
-from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.errors import SessionChangedError
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo
+from agents_session_metadata.values import check_id_type
 
 from .pairs import is_user_message, separated_pair
 

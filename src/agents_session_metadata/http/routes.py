@@ -19,7 +19,6 @@ from starlette.responses import Response
 
 from agents_session_metadata import keys
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
@@ -42,6 +41,7 @@ from agents_session_metadata.idempotency.feature import once
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import ItemInfo, JSONObject, SessionInfo
+from agents_session_metadata.values import id_problem
 
 from . import requests
 from .events import Streams

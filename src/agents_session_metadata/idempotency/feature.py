@@ -26,9 +26,10 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.definitions import TableMaker, derived_name
 from agents_session_metadata.core.features import Feature
-from agents_session_metadata.core.rows import id_problem, sweep_keys
+from agents_session_metadata.core.rows import sweep_keys
 from agents_session_metadata.errors import KeyReusedError, SessionNotFoundError
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.values import id_problem
 
 IDEMPOTENCY = "idempotency"
 _KEPT = 24 * 3600 * 1_000_000

@@ -22,11 +22,11 @@ from mcp.types import Tool as PublishedTool
 from pydantic import BaseModel, ValidationError
 
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.core.rows import check_id
 from agents_session_metadata.dialects.urls import database_cause, is_unavailable
 from agents_session_metadata.errors import SessionMetadataError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONObject
+from agents_session_metadata.values import check_id
 
 from .answers import ERROR_CHARACTERS, HISTORY_NOTE, NOTE, MetadataAnswer, output_schema, to_text
 from .arguments import arguments_model, describe_problems, input_schema

@@ -30,8 +30,9 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects.sqltypes import ID_LENGTH, PlainBytes
+from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.keys import ARCHIVED, PHASE, PINNED, READY, STATUS
+from agents_session_metadata.types import MAX_ID_LENGTH
 from agents_session_metadata.values import (
     FALSE,
     NULL,
@@ -298,7 +299,7 @@ class IdHasPrefix(_IdCondition):
 
     def parameters(self, name: str, dialect: Dialect) -> Parameters:
         # No id that begins so is above it.
-        return {name: self.prefix, f"{name}_last": self.prefix.ljust(ID_LENGTH, "\U0010ffff")}
+        return {name: self.prefix, f"{name}_last": self.prefix.ljust(MAX_ID_LENGTH, "\U0010ffff")}
 
     def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         by_code_point = context.sorted_id(session_id)

@@ -48,7 +48,6 @@ from sqlalchemy.exc import DBAPIError
 from agents_session_metadata._sdk import agent_named, check_runner_options
 from agents_session_metadata.core.database import FAILURES, settle
 from agents_session_metadata.core.messages import delete_messages
-from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import (
@@ -68,7 +67,13 @@ from agents_session_metadata.keys import AGENT, RUN, normalize_agent
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.usage.ledger import newest_usage
-from agents_session_metadata.values import encode_metadata, storable_text
+from agents_session_metadata.values import (
+    check_id,
+    check_id_type,
+    encode_metadata,
+    id_problem,
+    storable_text,
+)
 
 from .approvals import PendingCall, decided_calls, decisions_of, load_pending
 from .feature import (

@@ -11,7 +11,6 @@ from agents import Agent
 from sqlalchemy import Connection
 
 from agents_session_metadata.catalog import SessionCatalog, check_catalog
-from agents_session_metadata.core.rows import check_id_type, id_problem
 from agents_session_metadata.errors import (
     RunInterruptedError,
     RunNotFoundError,
@@ -20,6 +19,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.pages import LONGEST_PAGE, check_limit
 from agents_session_metadata.text import quoted
+from agents_session_metadata.values import check_id_type, id_problem
 
 from .approvals import (
     STATUSES,

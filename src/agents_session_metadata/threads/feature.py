@@ -15,10 +15,10 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import Feature
-from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Feedback, FeedbackKind
+from agents_session_metadata.values import id_problem
 
 from .rows import THREADS, ItemRow, ThreadItems, define, read_threads
 

@@ -17,13 +17,7 @@ from agents_session_metadata.core.change_log import note
 from agents_session_metadata.core.definitions import CORE
 from agents_session_metadata.core.features import features, in_use
 from agents_session_metadata.core.messages import in_order
-from agents_session_metadata.core.rows import (
-    check_id,
-    delete_sessions,
-    elements_of,
-    lock_sessions,
-    rows_of,
-)
+from agents_session_metadata.core.rows import delete_sessions, elements_of, lock_sessions, rows_of
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects._locks import ROUNDS
@@ -38,7 +32,7 @@ from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import WALK, Position
 from agents_session_metadata.query.pages import Found, Reader
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.values import EncodedValue, is_text
+from agents_session_metadata.values import EncodedValue, check_id, is_text
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does if a session exists: raise, skip the record, or replace the session."""

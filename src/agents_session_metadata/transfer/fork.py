@@ -13,7 +13,6 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal
 from agents_session_metadata.core.change_log import is_logged, note
 from agents_session_metadata.core.features import in_use
 from agents_session_metadata.core.messages import is_before, read_history
-from agents_session_metadata.core.rows import check_id
 from agents_session_metadata.errors import SessionExistsError
 from agents_session_metadata.history.rewind import Cut, lock_to_change
 from agents_session_metadata.keys import (
@@ -28,6 +27,7 @@ from agents_session_metadata.keys import (
 from agents_session_metadata.query.conditions import UNLIMITED
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue
+from agents_session_metadata.values import check_id
 
 _ORIGIN = frozenset({FORKED_FROM, FORKED_BEFORE})
 """The keys by which a copy names its original."""

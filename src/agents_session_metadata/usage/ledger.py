@@ -44,7 +44,6 @@ from agents_session_metadata.core.definitions import (
     derived_name,
 )
 from agents_session_metadata.core.messages import in_order
-from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.scope import ScopedStore
@@ -52,6 +51,7 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue, UsageRow
 from agents_session_metadata.values import (
     SEARCH_KEY_BYTES,
+    check_id_type,
     decode_value,
     is_text,
     json_text,

@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from agents_session_metadata import keys
-from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
 from agents_session_metadata.history.items import cursors_at
 from agents_session_metadata.lifecycle import history_of
@@ -23,6 +22,7 @@ from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.text import ascii_json, parse_time
 from agents_session_metadata.tracking.invocations import invocations_of
 from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo, UsageRow
+from agents_session_metadata.values import id_problem
 
 from .call import Call
 from .formats import as_json, content_of, lines, seconds, shown
