@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from .transfer.exports import OnConflict
     from .types import (
         MAX_KEY_LENGTH,
+        DailyStatistics,
+        DayStatistics,
         Feedback,
         FeedbackKind,
         IndexInfo,
@@ -99,6 +101,8 @@ __all__ = [
     "BudgetExceededError",
     "CorruptMetadataError",
     "CreateTrigger",
+    "DailyStatistics",
+    "DayStatistics",
     "Decision",
     "Feedback",
     "FeedbackKind",
@@ -207,6 +211,8 @@ _MODULES = {
         "MAX_KEY_LENGTH",
         "Metadata",
         "OnClear",
+        "DailyStatistics",
+        "DayStatistics",
         "Feedback",
         "FeedbackKind",
         "IndexInfo",

@@ -46,6 +46,7 @@ from .transfer.exports import EXPORTED, Import, OnConflict, read_records
 from .transfer.fork import fork
 from .transfer.retention import deletable, delete_matching
 from .types import (
+    DailyStatistics,
     Feedback,
     IndexInfo,
     ItemInfo,
@@ -1252,6 +1253,49 @@ class SessionCatalog:
         from .usage.statistics import read_statistics
 
         return await read_statistics(self._store, self._store.condition(where))
+
+    async def daily_statistics(
+        self,
+        where: Where | None = None,
+        *,
+        since: date,
+        until: date | None = None,
+        limit: int = 10_000,
+        on_corrupt: OnCorrupt | None = None,
+    ) -> DailyStatistics:
+        """Add up sessions by the day on which they were created, for charts.
+
+        Only the newest `limit` sessions are read, so the cost is bounded. For tokens and cost by
+        day, use `usage(by=("day",))`.
+
+        ```python
+        month = await catalog.daily_statistics(since=date(2026, 3, 1), until=date(2026, 3, 31))
+        failed = {each.day: each.by_status.get("failed", 0) for each in month.days}
+        ```
+
+        Args:
+            where: A filter; all sessions by default.
+            since: The first day, in UTC: a date, or an aware datetime on that day.
+            until: The last day, in the same form; no limit by default.
+            limit: The maximum number of sessions to count.
+            on_corrupt: As in `list_sessions`, for the values that are counted.
+
+        Returns:
+            The totals of each day and of all days.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `since` or `until` is neither a date nor a datetime.
+            ValueError: If `limit` is not a positive integer, or a datetime has no time zone.
+        """
+        from .usage.statistics import read_daily
+
+        check_limit(limit)
+        return await read_daily(
+            self._store, where, since=since, until=until, limit=limit, on_corrupt=on_corrupt
+        )
 
     async def feedback(self, session_id: str) -> list[Feedback]:
         """Return the votes of users on items, which `CatalogStore.add_feedback` stores.

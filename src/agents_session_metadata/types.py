@@ -234,6 +234,46 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class DayStatistics:
+    """Totals of the sessions that were created on one day, or on all days of a range.
+
+    Attributes:
+        day: The day in UTC; None for all days.
+        sessions: The number of sessions.
+        by_status: As in `Statistics`, most frequent first, like `by_agent` and `tools`.
+        by_agent: The number of sessions per `agent`. Sessions without one are left out.
+        runs: The number of tracked runs.
+        tools: The totals per tool.
+        duration_median: As in `Statistics`.
+        duration_p95: As in `Statistics`.
+    """
+
+    day: date | None = None
+    sessions: int = 0
+    by_status: dict[str, int] = field(default_factory=dict)
+    by_agent: dict[str, int] = field(default_factory=dict)
+    runs: int = 0
+    tools: dict[str, ToolStatistics] = field(default_factory=dict)
+    duration_median: timedelta | None = None
+    duration_p95: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class DailyStatistics:
+    """What `SessionCatalog.daily_statistics` returns.
+
+    Attributes:
+        days: The days on which sessions were created, oldest first.
+        total: The totals of these days.
+        complete: Whether all sessions were counted. If not, only the newest `limit` were.
+    """
+
+    days: list[DayStatistics]
+    total: DayStatistics
+    complete: bool
+
+
+@dataclass(frozen=True)
 class TableSize:
     """The size of a table.
 

@@ -1,4 +1,4 @@
-"""The figures by day: what they add up, how many sessions they read, and what is missing."""
+"""The page of statistics: its figures, its words, and what is missing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from sqlalchemy import func, select, update
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 from agents_session_metadata.usage.prices import Tokens
-from agents_session_metadata.usage.statistics import Daily, Totals, nearest_rank, read_daily
-from conformance import raw
 
 from .browsing import client
 
@@ -66,60 +64,6 @@ async def use(catalog, owner: str, day: date, tokens: int, cost: str | None, mod
         connection.execute(update(table).where(table.c.id == added).values(day=day))
 
     await database.write(write)
-
-
-async def daily(store, where, most: int) -> Daily:
-    since = NOW - timedelta(days=29)
-    return await read_daily(store, where, since=since, most=most)
-
-
-def added(totals: Totals) -> tuple[int, int, int, list[int]]:
-    return totals.sessions, totals.by_status["failed"], totals.sums["runs"], totals.durations
-
-
-def counted(found: Daily) -> dict[date, int]:
-    return {day: each.sessions for day, each in found.days.items()}
-
-
-async def test_sessions_by_day(catalog, engine) -> None:
-    store = catalog._store
-    found = await daily(store, None, most=100)
-    assert found.complete
-    before, yesterday, today = [(NOW - timedelta(days=each)).date() for each in (2, 1, 0)]
-    assert sorted(found.days) == [before, yesterday, today]
-    assert sorted(found.days[before].durations) == [number * 1000 for number in range(1, 21)]
-    assert added(found.days[before])[:3] == (21, 1, 40)
-    assert added(found.days[yesterday]) == (2, 0, 0, [])
-    assert added(found.days[today]) == (1, 1, 1, [1500])
-    assert added(found.whole)[:3] == (24, 2, 41)
-    assert len(found.whole.durations) == 21
-
-    newest = await daily(store, None, most=2)
-    assert (newest.complete, counted(newest)) == (False, {today: 1, yesterday: 1})
-    exactly = await daily(store, None, most=24)
-    assert (exactly.complete, exactly.whole.sessions) == (True, 24)
-
-    mine = await daily(store, {"owner_id": "u2"}, most=100)
-    assert counted(mine) == {before: 1, yesterday: 1}
-    scoped = catalog.scoped({"owner_id": "u1"})._store
-    assert counted(await daily(scoped, None, most=100)) == {before: 20}
-    await raw.execute(
-        engine, "UPDATE agent_sessions_metadata SET value = '{' WHERE session_id = 'newest'"
-    )
-    broken = await daily(store, None, most=100)
-    assert added(broken.days[today]) == (1, 0, 0, [])
-
-
-@pytest.mark.parametrize(
-    ("values", "median", "p95"),
-    [([], None, None), ([7], 7, 7), ([1, 2], 1, 2), ([1, 2, 3], 2, 3)],
-)
-def test_ranks(values, median, p95) -> None:
-    assert (nearest_rank(values, 50), nearest_rank(values, 95)) == (median, p95)
-
-
-def test_ranks_of_many() -> None:
-    assert (nearest_rank(range(1, 101), 50), nearest_rank(range(1, 101), 95)) == (50, 95)
 
 
 def figures(page) -> dict[str, list[str]]:

@@ -18,6 +18,8 @@ from agents_session_metadata import (
     BudgetExceededError,
     CorruptMetadataError,
     CreateTrigger,
+    DailyStatistics,
+    DayStatistics,
     Feedback,
     FeedbackKind,
     IndexInfo,
@@ -123,6 +125,10 @@ async def many_sessions(catalog: SessionCatalog) -> None:
     assert_type(await catalog.count_sessions(), int)
     assert_type(await catalog.count_values("tags", {"owner_id": "u1"}, limit=5), list[ValueCount])
     assert_type(await catalog.statistics(), Statistics)
+    daily = await catalog.daily_statistics(since=date(2026, 3, 1), until=datetime.now(timezone.utc))
+    assert_type(daily, DailyStatistics)
+    assert_type(daily.days, list[DayStatistics])
+    assert_type(daily.total.duration_p95, timedelta | None)
     for vote in await catalog.feedback("chat-1"):
         assert_type(vote, Feedback)
         kind: FeedbackKind = vote.kind

@@ -226,7 +226,7 @@ async def read_usage(
 
 
 async def delete_usage(store: ScopedStore, *, before: date) -> int:
-    usage, day = _ledger(store), _day("before", before)
+    usage, day = _ledger(store), day_of("before", before)
     await store.database.ensure(USAGE)
     old = select(usage.c.id).where(usage.c.day < day).limit(_BATCH)
 
@@ -271,13 +271,13 @@ def _conditions(
     if owner_id is not None:
         conditions.append(usage.c.owner_key == owner_key(owner_id))
     if since is not None:
-        conditions.append(usage.c.day >= _day("since", since))
+        conditions.append(usage.c.day >= day_of("since", since))
     if until is not None:
-        conditions.append(usage.c.day <= _day("until", until))
+        conditions.append(usage.c.day <= day_of("until", until))
     return conditions
 
 
-def _day(name: str, moment: object) -> date:
+def day_of(name: str, moment: object) -> date:
     if isinstance(moment, datetime):
         if moment.utcoffset() is None:
             raise ValueError(f"{name} must have a time zone, got {moment.isoformat()}")

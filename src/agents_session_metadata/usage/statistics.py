@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, select
 
@@ -15,13 +15,20 @@ from agents_session_metadata import keys
 from agents_session_metadata.core.features import in_use
 from agents_session_metadata.core.rows import decode_stored
 from agents_session_metadata.query.details import Details
-from agents_session_metadata.query.filters import Where
-from agents_session_metadata.query.logic import Condition
+from agents_session_metadata.query.filters import Where, parse_filter
+from agents_session_metadata.query.logic import All, Condition
 from agents_session_metadata.query.ordering import Ordering
-from agents_session_metadata.query.pages import Found, Reader, read_sessions
+from agents_session_metadata.query.pages import Found, OnCorrupt, Reader, read_sessions
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.types import Metadata, Statistics, ToolStatistics
+from agents_session_metadata.types import (
+    DailyStatistics,
+    DayStatistics,
+    Metadata,
+    Statistics,
+    ToolStatistics,
+)
 
+from .ledger import day_of
 from .prices import MONEY, decimal_of, plain_cost
 
 _COUNTERS = (
@@ -105,6 +112,25 @@ class Totals:
         self.durations.sort()
         return nearest_rank(self.durations, percent)
 
+    def tools(self) -> dict[str, ToolStatistics]:
+        """Returns the totals per tool, the one with the most calls first."""
+        return {
+            name: ToolStatistics(calls, _duration(self.milliseconds[name]))
+            for name, calls in self.calls.most_common()
+        }
+
+    def of_day(self, day: date | None) -> DayStatistics:
+        return DayStatistics(
+            day,
+            self.sessions,
+            dict(self.by_status.most_common()),
+            dict(self.by_agent.most_common()),
+            self.sums[keys.RUNS],
+            self.tools(),
+            _duration(self.duration(50)),
+            _duration(self.duration(95)),
+        )
+
     def statistics(self, feedback: dict[str, int]) -> Statistics:
         sums = self.sums
         totals: dict[str, Any] = {name: sums[name] for name in _FIELDS}
@@ -116,10 +142,7 @@ class Totals:
             run_duration=_duration(sums[keys.RUN_MS]),
             duration=_duration(sums[keys.DURATION_MS]),
             errors=sums[keys.ERROR_COUNT],
-            tools={
-                name: ToolStatistics(calls, _duration(self.milliseconds[name]))
-                for name, calls in self.calls.items()
-            },
+            tools=self.tools(),
             duration_median=_duration(self.duration(50)),
             duration_p95=_duration(self.duration(95)),
             feedback=feedback,
@@ -188,43 +211,39 @@ def _read_values(
     return found
 
 
-class Daily(NamedTuple):
-    """Totals by day, in UTC, and of all days.
-
-    They are `complete` if all sessions were read, not only the newest ones.
-    """
-
-    days: Mapping[date, Totals]
-    whole: Totals
-    complete: bool
-
-
 async def read_daily(
-    store: ScopedStore, where: Where | None, *, since: datetime, most: int
-) -> Daily:
-    """Adds up the newest `most` sessions that were created since a time.
-
-    Values that are not valid JSON are left out. Costs and tokens are not read.
-    """
-    after = {"$created_at": {"$gte": since.isoformat()}}
-    condition = store.condition({"$and": [where or {}, after]})
+    store: ScopedStore,
+    where: Where | None,
+    *,
+    since: date,
+    until: date | None,
+    limit: int,
+    on_corrupt: OnCorrupt | None,
+) -> DailyStatistics:
+    """Adds up the newest sessions. Costs and tokens are not read."""
+    created = {"$gte": datetime.combine(day_of("since", since), time.min, timezone.utc)}
+    if until is not None:
+        created["$lte"] = datetime.combine(day_of("until", until), time.max, timezone.utc)
+    condition = All((store.condition(where), parse_filter({"$created_at": created})))
 
     def read(reader: Reader) -> list[Found]:
-        found = reader.page(condition, _NEWEST, limit=most + 1, details=_BY_DAY)
-        metadata = {each.info.session_id: each.info.metadata for each in found[:most]}
+        found = reader.page(condition, _NEWEST, limit=limit + 1, details=_BY_DAY)
+        metadata = {each.info.session_id: each.info.metadata for each in found[:limit]}
         _show_runs(store, reader.connection, metadata)
         return found
 
     found = await read_sessions(store.database, read)
     days: defaultdict[date, Totals] = defaultdict(Totals)
-    for each in found[:most]:
-        of_day = days[each.info.created_at.date()]
+    for each in found[:limit]:
+        info = each.checked(on_corrupt)
+        of_day = days[info.created_at.date()]
         of_day.sessions += 1
-        of_day.add(each.info.metadata)
+        of_day.add(info.metadata)
     whole = Totals()
     for of_day in days.values():
         whole.merge(of_day)
-    return Daily(days, whole, len(found) <= most)
+    rows = [days[day].of_day(day) for day in sorted(days)]
+    return DailyStatistics(rows, whole.of_day(None), complete=len(found) <= limit)
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:

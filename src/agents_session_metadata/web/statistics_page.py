@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from agents_session_metadata import keys
-from agents_session_metadata.types import UsageRow
-from agents_session_metadata.usage.statistics import Totals, read_daily
+from agents_session_metadata.types import DayStatistics, UsageRow
 
 from .call import Call
-from .list_page import View
+from .list_page import View, ignore
 
 _DAYS = 30
 _MOST_DAYS = 92
@@ -36,12 +35,16 @@ class Figures:
     """
 
     day: date
-    totals: Totals
+    totals: DayStatistics
     usage: Sequence[UsageRow] | None
 
     @property
     def label(self) -> str:
         return f"{self.day:%b} {self.day.day}"
+
+    @property
+    def failed(self) -> int:
+        return self.totals.by_status.get("failed", 0)
 
     @property
     def tokens(self) -> int | None:
@@ -53,11 +56,15 @@ class Figures:
 
     @property
     def median(self) -> int | None:
-        return self.totals.duration(50)
+        return _milliseconds(self.totals.duration_median)
 
     @property
     def p95(self) -> int | None:
-        return self.totals.duration(95)
+        return _milliseconds(self.totals.duration_p95)
+
+
+def _milliseconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else duration // timedelta(milliseconds=1)
 
 
 def _range(call: Call) -> tuple[date, date]:
@@ -81,17 +88,16 @@ async def page(call: Call) -> Response:
     known: dict[str, Any] = {"view": view, "first": first, "last": last}
     if view.problem:
         return call.render("statistics.html", 400, **known)
-    since = datetime.combine(first, time(), timezone.utc)
-    end = datetime.combine(last, time.max, timezone.utc)
-    within = {"$created_at": {"$lte": end.isoformat()}}
-    where = {"$and": [*view.conditions, within]}
-    daily = await read_daily(call.catalog._store, where, since=since, most=_NEWEST)
+    daily = await call.catalog.daily_statistics(
+        view.where, since=first, until=last, limit=_NEWEST, on_corrupt=ignore
+    )
     usage, usage_problem = await _usage(call, view, first, last)
-    days = [first + timedelta(days=each) for each in range((last - first).days + 1)]
+    totals = {each.day: each for each in daily.days}
     figures = []
-    for day in days:
+    for after in range((last - first).days + 1):
+        day = first + timedelta(days=after)
         of_day = usage and [row for row in usage if row.day == day]
-        figures.append(Figures(day, daily.days.get(day, Totals()), of_day))
+        figures.append(Figures(day, totals.get(day, DayStatistics(day)), of_day))
     return call.render(
         "statistics.html",
         **known,
@@ -99,16 +105,20 @@ async def page(call: Call) -> Response:
         most=_NEWEST,
         complete=daily.complete,
         figures=figures,
-        whole=Figures(first, daily.whole, usage),
+        whole=Figures(first, daily.total, usage),
         round_up=_round_up,
         date_before=lambda day, days: day - timedelta(days=days - 1),
         usage_problem=usage_problem,
         unpriced=_unpriced(usage or ()),
-        by_status=daily.whole.by_status.most_common(_ROWS),
-        by_agent=daily.whole.by_agent.most_common(_ROWS),
-        tools=daily.whole.calls.most_common(_ROWS),
+        by_status=_greatest(daily.total.by_status),
+        by_agent=_greatest(daily.total.by_agent),
+        tools=_greatest({name: each.calls for name, each in daily.total.tools.items()}),
         models=_models(usage or ()),
     )
+
+
+def _greatest(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return Counter(counts).most_common(_ROWS)
 
 
 async def _usage(
@@ -135,7 +145,7 @@ def _models(usage: Iterable[UsageRow]) -> list[tuple[str, int]]:
     tokens: Counter[str] = Counter()
     for each in usage:
         tokens[each.model or "(unknown)"] += each.total_tokens
-    return tokens.most_common(_ROWS)
+    return _greatest(tokens)
 
 
 def _unpriced(usage: Iterable[UsageRow]) -> list[str]:
