@@ -133,6 +133,11 @@ async def test_each_plan_is_taken_where_it_is_faster(database: Database):
     assert await plans.of(page({"owner_id": {"$ne": "many"}})) == ["walk"]
     # Its bound ends a walk to sessions that are all old, or all new.
     assert await plans.of(page({"owner_id": "old"})) == ["few", "walk", "sort"]
+    # For a minute, such a page is sorted at once, and one that begins elsewhere is not.
+    assert await plans.of(page({"owner_id": "old"})) == ["sort"]
+    assert await plans.of(page({"owner_id": "old"}, order_by="updated_at")) == ["few", "walk"]
+    cursor = (await page({"owner_id": "old"})).next_cursor
+    assert await plans.of(page({"owner_id": "old"}, cursor=cursor)) == ["walk"]
     oldest_first = page({"owner_id": "new"}, order_by="updated_at")
     assert await plans.of(oldest_first) == ["few", "walk", "sort"]
     # A time limits it as well.

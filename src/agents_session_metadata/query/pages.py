@@ -85,7 +85,7 @@ class Reader:
         """
         if ordering.column != "updated_at":
             return self._sorted(condition, ordering, limit, after, details, None) or []
-        return self._chooser(condition).read(
+        return self._chooser(condition, (ordering.descending, after is None)).read(
             limit,
             partial(self._sorted, condition, ordering, limit, after, details),
             partial(self._walked, condition, ordering, limit, after, details),
@@ -155,8 +155,8 @@ class Reader:
         place = names.index("beyond")
         return None if any(row[place] for row in rows) else _collected(names, rows)
 
-    def _chooser(self, condition: Condition) -> Chooser:
-        return Chooser(self.database, self.connection, condition)
+    def _chooser(self, condition: Condition, begin: object = (True, True)) -> Chooser:
+        return Chooser(self.database, self.connection, condition, begin)
 
     def last(self, condition: Condition, details: Details = METADATA) -> Found | None:
         """Reads the most recently active session.

@@ -7,7 +7,7 @@ many match. Both read the same page.
 
 A statement that sorts reads nothing if more sessions match than `Bounds.few`; then one that walks
 is run. It ends after `Bounds.passed` sessions. If the page is not full by then, as for an owner
-whose sessions are all old, the sessions are sorted after all.
+whose sessions are all old, the sessions are sorted after all, and for a minute at once.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ bound waits at most twice as long as with the other plan.
 LEAST_ROWS = 10_000
 """Sessions that are assumed at least: statistics can be a day old, or missing."""
 KNOWN_FOR = 60.0
-"""Seconds for which a process remembers that the index exists, and how many sessions there are."""
+"""Seconds for which a process remembers the index, the number of sessions, and a walk in vain."""
 REMEMBERED = 1_000
 """Conditions of which a process remembers that many sessions match: these are walked at once."""
 
-_NOTE, _MANY = "time index", "many"
+_NOTE, _MANY, _VAIN = "time index", "many", "vain"
 
 
 class Bounds(NamedTuple):
@@ -90,12 +90,18 @@ def _rounded(number: float) -> int:
 
 
 class Chooser:
-    """Chooses the plan of one page of sessions by activity."""
+    """Chooses the plan of one page of sessions by activity.
 
-    def __init__(self, database: Database, connection: Connection, condition: Condition) -> None:
+    Pages with the same `begin` are expected to pass equally many sessions that do not match.
+    """
+
+    def __init__(
+        self, database: Database, connection: Connection, condition: Condition, begin: object
+    ) -> None:
         self._database = database
         self._connection = connection
         self._condition = condition
+        self._page = condition, begin
         _, self._best = best_of(condition.conjunction(NAME))
         # Without conditions, sorting reads along the index already.
         self._can_walk = (
@@ -122,6 +128,9 @@ class Chooser:
         rows = self._rows if self._can_walk else None
         if rows is None:
             return sort(None) or []
+        vain: dict[Any, float] = self._database.notes.setdefault(_VAIN, {})
+        if time.monotonic() < vain.get(self._page, 0.0):
+            return sort(None) or []
         bounds = Bounds.of(limit, rows, self._database.dialect.probe_cost)
         many: dict[Condition, None] = self._database.notes.setdefault(_MANY, {})
         if self._condition not in many and self._best.rank < NO_DRIVER:
@@ -129,11 +138,13 @@ class Chooser:
             if few is not None:
                 return few
         walked = walk(bounds)
+        for known in (many, vain):
+            if len(known) >= REMEMBERED:
+                known.clear()
         if walked is None:
             many.pop(self._condition, None)
+            vain[self._page] = time.monotonic() + KNOWN_FOR
             return sort(None) or []
-        if len(many) >= REMEMBERED:
-            many.clear()
         many[self._condition] = None
         return walked
 
