@@ -1,9 +1,9 @@
 """`CatalogStore`: ChatKit's store on a session catalog. Requires the extra `chatkit`.
 
 A thread is a session. Its title is the metadata key `title`; its status, image domains and
-metadata are under the key `chatkit`. Thread items and attachments have tables of their own,
-in `threads`; `store` reaches them through `transactions`, and threads through `thread_fields`.
-`request_memory` tells what a request has changed.
+metadata are under the key `chatkit`. Thread items and attachments have tables of their own, which
+`threads.transactions` reads and writes. `thread_fields` maps the fields of a thread to metadata,
+and `request_memory` keeps what a request has loaded and added.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ from agents_session_metadata.keys import CHATKIT, TITLE
 from agents_session_metadata.query.pages import check_limit
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import escaped, quoted
+from agents_session_metadata.threads import transactions
 from agents_session_metadata.threads.feature import add_feedback
 from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.types import FeedbackKind, JSONValue, Metadata, SessionInfo
 from agents_session_metadata.values import id_problem
 
-from . import transactions
 from .request_memory import KnownThreads, OwnItems
 from .thread_fields import assigned, state_of, thread_of, write_changes
 

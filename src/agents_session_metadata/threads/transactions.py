@@ -20,16 +20,10 @@ from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
-from agents_session_metadata.threads.rows import (
-    THREADS,
-    USER_MESSAGE,
-    AttachmentRow,
-    Attachments,
-    ItemRow,
-    ThreadItems,
-)
 from agents_session_metadata.types import ItemInfo
 from agents_session_metadata.values import id_problem, search_key
+
+from .rows import THREADS, USER_MESSAGE, AttachmentRow, Attachments, ItemRow, ThreadItems
 
 T = TypeVar("T")
 
