@@ -14,7 +14,7 @@ from commands import run, said
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.cli.options import moment
-from agents_session_metadata.threads.feature import add_feedback
+from agents_session_metadata.threads.transactions import add_feedback
 
 AGENTS = """
 from agents import Agent, function_tool
@@ -111,7 +111,7 @@ async def test_a_line_has_the_first_difference_and_their_number(cli, catalog, tm
     ],
 )
 async def test_selection_and_exit_codes(cli, filled, options, code, summary):
-    assert await add_feedback(filled._store, "a", ["i1"], "negative")
+    await add_feedback(filled, "a", ["i1"], "negative")
     assert summary in (await cli(*REPLAY, *options, code=code)).stderr
 
 

@@ -574,19 +574,6 @@ class SessionCatalog:
             next_cursor = encode_cursor(found[limit - 1].position, condition, ordering)
         return SessionPage([each.checked(on_corrupt) for each in found[:limit]], next_cursor)
 
-    async def _cursor_after(
-        self, session_id: str, where: Where | None, order_by: OrderBy
-    ) -> str | None:
-        """Returns the cursor of the page after a session; None if it does not exist."""
-        if not is_text(session_id):
-            return None
-        condition, ordering = self._store.condition(where), Ordering.parse(order_by)
-        one = self._store.scope.restrict(IdIn((session_id,)))
-        found = await self._read(
-            lambda reader: reader.page(one, ordering, limit=1, details=NO_METADATA)
-        )
-        return encode_cursor(found[0].position, condition, ordering) if found else None
-
     async def iter_sessions(
         self,
         where: Where | None = None,

@@ -21,7 +21,7 @@ from agents_session_metadata import (
     SessionRuns,
     SessionTracker,
 )
-from agents_session_metadata.threads.feature import add_feedback
+from agents_session_metadata.threads.transactions import add_feedback
 from conformance import raw
 from conformance.running import agent
 
@@ -352,7 +352,7 @@ async def check_watch(everyone, mine):
 
 async def check_feedback(everyone, mine):
     for name in ("mine-0", "theirs-0"):
-        assert await add_feedback(everyone._store, name, ["item"], "positive")
+        await add_feedback(everyone, name, ["item"], "positive")
     assert [vote.item_id for vote in await mine.feedback("mine-0")] == ["item"]
     assert await mine.feedback("theirs-0") == []
 

@@ -14,7 +14,7 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 from sqlalchemy import text
 
 from agents_session_metadata import InvalidFilterError, Replay
-from agents_session_metadata.threads.feature import add_feedback
+from agents_session_metadata.threads.transactions import add_feedback
 from conformance import raw
 
 logic = pytest.mark.logic
@@ -59,7 +59,7 @@ async def suite(catalog):
     await catalog.import_sessions(records)
     await catalog.set_metadata("b", {"run": "failed"})
     for name, vote in [("a", "negative"), ("b", "positive"), ("d", "negative")]:
-        assert await add_feedback(catalog._store, name, ["msg_1"], vote)
+        await add_feedback(catalog, name, ["msg_1"], vote)
     return catalog
 
 
@@ -84,7 +84,7 @@ async def test_sessions_are_selected_by_filter_run_feedback_and_age(suite):
     assert await names(feedback="negative", updated_since=OLD + timedelta(days=1)) == {"a"}
     assert await names({"owner_id": "nobody"}) == set()
     # A newer vote on the same item counts.
-    assert await add_feedback(suite._store, "a", ["msg_1"], "positive")
+    await add_feedback(suite, "a", ["msg_1"], "positive")
     assert await names(feedback="negative") == {"d"}
 
 

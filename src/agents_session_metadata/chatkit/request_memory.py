@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from chatkit.types import ThreadMetadata
 
-from agents_session_metadata.scope import Scope
+from agents_session_metadata.types import JSONValue
 
 from .thread_fields import State, state_of
+
+Scope: TypeAlias = Mapping[str, JSONValue]
 
 _REMEMBERED = 10_000
 """The number of created threads that a store remembers."""
@@ -46,7 +49,7 @@ class KnownThreads:
 
 
 def _creation(scope: Scope, thread_id: str) -> tuple[str, str]:
-    return json.dumps(scope.values, sort_keys=True), thread_id
+    return json.dumps(scope, sort_keys=True), thread_id
 
 
 class OwnItems:

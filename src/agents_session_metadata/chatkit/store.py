@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
@@ -14,20 +15,13 @@ from chatkit.store import NotFoundError, Store, StoreItemType, TContext
 from chatkit.types import Attachment, Page, ThreadItem, ThreadMetadata
 from pydantic import BaseModel, TypeAdapter
 
-from agents_session_metadata.catalog import SessionCatalog, check_catalog
-from agents_session_metadata.errors import (
-    SessionExistsError,
-    SessionNotFoundError,
-)
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
 from agents_session_metadata.keys import CHATKIT, TITLE
-from agents_session_metadata.query.pages import check_limit
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import escaped, quoted
 from agents_session_metadata.threads import transactions
-from agents_session_metadata.threads.feature import add_feedback
-from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.types import FeedbackKind, JSONValue, Metadata, SessionInfo
-from agents_session_metadata.values import id_problem
 
 from .request_memory import KnownThreads, OwnItems
 from .thread_fields import assigned, state_of, thread_of, write_changes
@@ -74,7 +68,10 @@ class CatalogStore(Store[TContext]):
         scope: Callable[[TContext], Mapping[str, JSONValue]] | None,
         all_sessions: bool = False,
     ) -> None:
-        check_catalog(catalog, scope)
+        if not isinstance(catalog, SessionCatalog):
+            raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
+        if scope is not None and not callable(scope):
+            raise TypeError(f"scope must be a function or None, got {type(scope).__name__}")
         self._catalog = catalog
         self._scope = scope
         self._where: Any = None if all_sessions else {CHATKIT: {"$exists": True}}
@@ -140,8 +137,9 @@ class CatalogStore(Store[TContext]):
             ValueError: If its id is not valid for a session.
         """
         catalog = self._within(context)
+        scope = catalog._store.scope.values
         after, before = state_of(thread), self._known.state_of(thread)
-        if before is None and not self._known.was_created(catalog._store.scope, thread.id):
+        if before is None and not self._known.was_created(scope, thread.id):
             created: Metadata = {CHATKIT: {}}
             write_changes(created, {}, after)
             try:
@@ -149,7 +147,7 @@ class CatalogStore(Store[TContext]):
             except SessionExistsError:
                 pass
             else:
-                self._known.remember(thread, created_in=catalog._store.scope)
+                self._known.remember(thread, created_in=scope)
                 return
         if before is None:
             before = assigned(thread)
@@ -157,13 +155,11 @@ class CatalogStore(Store[TContext]):
         def change(metadata: Metadata) -> None:
             write_changes(metadata, before, after)
 
-        try:
+        with _not_found():
             if after == before:
                 await catalog.set_metadata(thread.id, {}, must_exist=True)
             else:
                 await catalog.edit_metadata(thread.id, change, must_exist=True)
-        except SessionNotFoundError:
-            raise _missing("thread", thread.id) from None
         self._known.remember(thread)
 
     async def load_threads(
@@ -182,11 +178,11 @@ class CatalogStore(Store[TContext]):
         by = "-updated_at" if _is_descending(order) else "updated_at"
         cursor = None
         if after is not None:
-            cursor = await catalog._cursor_after(after, self._where, by) or after
+            cursor = await transactions.cursor_after(catalog, after, self._where, by) or after
         page = await catalog.list_sessions(
             self._where,
             order_by=by,
-            limit=_checked(limit),
+            limit=min(limit, LONGEST_PAGE),
             cursor=cursor,
             keys=[TITLE, CHATKIT],
             on_corrupt=_leave_out,
@@ -205,11 +201,9 @@ class CatalogStore(Store[TContext]):
             NotFoundError: If there is no such thread.
             ValueError: If the id of an item cannot be stored.
         """
-        for item_id in item_ids:
-            _check_id("item", item_id)
-        store = self._within(context)._store
-        if not await add_feedback(store, thread_id, item_ids, feedback):
-            raise _missing("thread", thread_id)
+        catalog = self._within(context)
+        with _not_found():
+            await transactions.add_feedback(catalog, thread_id, item_ids, feedback)
 
     async def delete_thread(self, thread_id: str, context: TContext) -> None:
         """Delete a thread, if it exists: its items, attachments, history and metadata."""
@@ -229,14 +223,14 @@ class CatalogStore(Store[TContext]):
             NotFoundError: If there is no such thread, or it has no item `after`.
             ValueError: If `limit` is less than 1, or `order` is neither of the two.
         """
-        store = self._within(context)._store
-        most, descending = _checked(limit), _is_descending(order)
+        catalog, most = self._within(context), min(limit, LONGEST_PAGE)
         found = await transactions.read_items(
-            store, thread_id, after, most + 1, descending=descending
+            catalog, thread_id, after, most, descending=_is_descending(order)
         )
         if found is None:
             raise _missing("thread", thread_id)
-        return _page([_item(thread_id, each.data) for each in found[:most]], len(found) > most)
+        items, has_more = found
+        return _page([_item(thread_id, each.data) for each in items], has_more)
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
         """Append an item to a thread, which becomes the most recently active one.
@@ -271,7 +265,7 @@ class CatalogStore(Store[TContext]):
         Raises:
             NotFoundError: If there is no such thread or item.
         """
-        found = await transactions.read_item(self._within(context)._store, thread_id, item_id)
+        found = await transactions.read_item(self._within(context), thread_id, item_id)
         if found is None:
             raise _missing("item", item_id)
         self._own_items.add(thread_id, item_id)
@@ -297,9 +291,8 @@ class CatalogStore(Store[TContext]):
             ValueError: If the answer in the history is encrypted, and the item is the newest one,
                 of an earlier request. Or if rewinding would separate items that belong together.
         """
-        store = self._within(context)._store
-        is_own = self._own_items.has(thread_id, item_id)
-        if await transactions.delete_item(store, thread_id, item_id, is_own=is_own):
+        catalog, is_own = self._within(context), self._own_items.has(thread_id, item_id)
+        if await transactions.delete_item(catalog, thread_id, item_id, is_own=is_own):
             self._own_items.begin(thread_id)
 
     # ---- attachments ----
@@ -315,16 +308,11 @@ class CatalogStore(Store[TContext]):
             NotFoundError: If its id belongs to another user, or the thread does not exist.
             ValueError: If its id is empty, too long, or not UTF-8 without NUL.
         """
-        store = self._within(context)._store
-        _check_id("attachment", attachment.id)
-        thread_id = attachment.thread_id
-        if thread_id is not None and id_problem(thread_id) is not None:
-            raise _missing("thread", thread_id)
-        data = _stored_text(attachment)
-        try:
-            saved = await transactions.save_attachment(store, attachment.id, thread_id, data)
-        except SessionNotFoundError as error:
-            raise _missing("thread", error.session_id) from None
+        catalog, data = self._within(context), _stored_text(attachment)
+        with _not_found():
+            saved = await transactions.save_attachment(
+                catalog, attachment.id, attachment.thread_id, data
+            )
         if not saved:
             raise _missing("attachment", attachment.id)
 
@@ -334,14 +322,14 @@ class CatalogStore(Store[TContext]):
         Raises:
             NotFoundError: If there is none in the scope.
         """
-        found = await transactions.read_attachment(self._within(context)._store, attachment_id)
+        found = await transactions.read_attachment(self._within(context), attachment_id)
         if found is None:
             raise _missing("attachment", attachment_id)
         return cast("Attachment", _ATTACHMENT.validate_json(found))
 
     async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
         """Delete the record of an attachment, if it exists in the scope."""
-        await transactions.delete_attachment(self._within(context)._store, attachment_id)
+        await transactions.delete_attachment(self._within(context), attachment_id)
 
     async def purge_attachments(self, *, older_than: timedelta) -> list[Attachment]:
         """Delete the records of attachments that were never sent with a message.
@@ -359,12 +347,7 @@ class CatalogStore(Store[TContext]):
             TypeError: If `older_than` is not a timedelta.
             ValueError: If it is negative.
         """
-        check_age("older_than", older_than)
-        before = moment_before(older_than)
-        if before is None:
-            return []
-        limit = before if older_than else None
-        purged = await transactions.purge_attachments(self._catalog._store, limit)
+        purged = await transactions.purge_attachments(self._catalog, older_than)
         return [_ATTACHMENT.validate_json(each) for each in purged]
 
     # ---- helpers ----
@@ -382,19 +365,13 @@ class CatalogStore(Store[TContext]):
     async def _write_item(
         self, thread_id: str, item: ThreadItem, context: TContext, *, adds: bool
     ) -> None:
-        store = self._within(context)._store
-        if id_problem(thread_id) is not None:
-            raise _missing("thread", thread_id)
-        _check_id("item", item.id)
+        catalog, data = self._within(context), _stored_text(item)
         if item.thread_id != thread_id:
             raise ValueError(
                 f"the item belongs to thread {quoted(item.thread_id)}, not {quoted(thread_id)}"
             )
-        data = _stored_text(item)
-        try:
-            await transactions.write_item(store, thread_id, item.id, item.type, data, adds=adds)
-        except SessionNotFoundError:
-            raise _missing("thread", thread_id) from None
+        with _not_found():
+            await transactions.write_item(catalog, thread_id, item.id, item.type, data, adds=adds)
 
 
 def _item(thread_id: str, data: str) -> Any:
@@ -414,11 +391,6 @@ def _leave_out(_: Exception) -> None:
     """Leaves out a stored value that is not JSON, so that its thread is still listed."""
 
 
-def _checked(limit: int) -> int:
-    check_limit(limit)
-    return min(limit, LONGEST_PAGE)
-
-
 def _is_descending(order: str) -> bool:
     if order not in ("asc", "desc"):
         raise ValueError(f"order must be 'asc' or 'desc', got {quoted(order)}")
@@ -435,11 +407,13 @@ def _new_id(kind: StoreItemType) -> str:
     return f"{_PREFIXES[kind]}_{time.time_ns() // 1000:014x}{secrets.token_hex(10)}"
 
 
+@contextmanager
+def _not_found() -> Iterator[None]:
+    try:
+        yield
+    except SessionNotFoundError as error:
+        raise _missing("thread", error.session_id) from None
+
+
 def _missing(kind: str, name: str) -> NotFoundError:
     return NotFoundError(f"{kind.capitalize()} {escaped(name)} not found")
-
-
-def _check_id(kind: str, name: str) -> None:
-    problem = id_problem(name)
-    if problem is not None:
-        raise ValueError(f"{kind} id {quoted(name)} {problem}")

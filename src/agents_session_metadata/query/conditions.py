@@ -9,7 +9,7 @@ import operator as op
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sqlalchemy import (
@@ -327,6 +327,21 @@ class TimeBound(Condition):
         kind = context.dialect.moment
         column = kind.comparable(context.tables.sessions.c[self.column])
         return COMPARE[self.operator](column, bindparam(name, type_=kind))
+
+
+def check_age(name: str, age: object) -> None:
+    if not isinstance(age, timedelta):
+        raise TypeError(f"{name} must be a timedelta, got {type(age).__name__}")
+    if age < timedelta(0):
+        raise ValueError(f"{name} must not be negative, got {age}")
+
+
+def moment_before(age: timedelta) -> datetime | None:
+    """Returns None if the age goes back further than the first datetime."""
+    try:
+        return datetime.now(timezone.utc) - age
+    except OverflowError:
+        return None
 
 
 def equality(values: Mapping[str, Any]) -> All:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, func, select
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.types import Feedback, FeedbackKind
+from agents_session_metadata.types import Feedback
 from agents_session_metadata.values import id_problem
 
-from .rows import THREADS, ItemRow, ThreadItems, define, read_threads
+from .rows import EPOCH, MICROSECOND, THREADS, ItemRow, ThreadItems, define, read_threads
 
 
 def _copy(
@@ -105,34 +104,6 @@ def _insert(
 
 # ---- feedback ----
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_UNIT = timedelta(microseconds=1)
-
-
-async def add_feedback(
-    store: ScopedStore, session_id: str, item_ids: Sequence[str], kind: FeedbackKind
-) -> bool:
-    """Replaces the votes on items by new ones. Returns False if there is no such session."""
-    if id_problem(session_id) is not None:
-        return False
-    await store.database.ensure(THREADS)
-    table = store.database.tables.group(THREADS).tables[2]
-    now = (datetime.now(timezone.utc) - _EPOCH) // _UNIT
-    rows = [
-        {"session_id": session_id, "item_id": item_id, "kind": kind, "voted_at": now}
-        for item_id in sorted(set(item_ids))
-    ]
-
-    def write(connection: Connection) -> bool:
-        exists = store.lock(connection, session_id)
-        if exists and rows:
-            of_items = table.c.item_id.in_([row["item_id"] for row in rows])
-            connection.execute(delete(table).where(table.c.session_id == session_id, of_items))
-            connection.execute(insert(table), rows)
-        return exists
-
-    return await store.database.write(write)
-
 
 async def read_feedback(store: ScopedStore, session_id: str) -> list[Feedback]:
     table = store.database.tables.group(THREADS).tables[2]
@@ -143,7 +114,7 @@ async def read_feedback(store: ScopedStore, session_id: str) -> list[Feedback]:
         votes = votes.order_by(table.c.voted_at, table.c.item_id)
         statement, parameters = store.question(votes, table.c.session_id)
         found: Any = connection.execute(statement, parameters)
-        return [Feedback(item_id, kind, _EPOCH + at * _UNIT) for item_id, kind, at in found]
+        return [Feedback(item_id, kind, EPOCH + at * MICROSECOND) for item_id, kind, at in found]
 
     if id_problem(session_id) is not None:
         return []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -46,6 +47,8 @@ from agents_session_metadata.text import quoted
 
 THREADS = "threads"
 USER_MESSAGE = "user_message"
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+MICROSECOND = timedelta(microseconds=1)
 
 
 def define(make: TableMaker) -> None:
@@ -84,7 +87,7 @@ def define(make: TableMaker) -> None:
         feedback_name,
         Column("item_id", types.key, primary_key=True),
         Column("kind", types.key, nullable=False),
-        # Microseconds since 1970.
+        # Microseconds since `EPOCH`.
         Column("voted_at", BigInteger, nullable=False),
     )
 

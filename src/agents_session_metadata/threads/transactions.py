@@ -1,29 +1,49 @@
-"""Transactions on the items and attachments of threads.
+"""Transactions on the items, attachments and votes of threads, for a catalog.
 
 A thread is a session. Its items are what people see; the history is what a model gets. A user
 message remembers where the history ended before it, so that a retry can remove the answer to it
 from the history.
+
+What writes to a thread raises `SessionNotFoundError` if the catalog does not have the session.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from datetime import datetime
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, insert
 
 from agents_session_metadata.core.features import hold
 from agents_session_metadata.core.messages import read_history
+from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
+from agents_session_metadata.query.conditions import IdIn, check_age, moment_before
+from agents_session_metadata.query.details import NO_METADATA
+from agents_session_metadata.query.filters import Where
+from agents_session_metadata.query.ordering import OrderBy, Ordering, encode_cursor
+from agents_session_metadata.query.pages import check_limit, read_sessions
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
-from agents_session_metadata.types import ItemInfo
-from agents_session_metadata.values import id_problem, search_key
+from agents_session_metadata.types import FeedbackKind, ItemInfo
+from agents_session_metadata.values import id_problem, is_text, search_key
 
-from .rows import THREADS, USER_MESSAGE, AttachmentRow, Attachments, ItemRow, ThreadItems
+from .rows import (
+    EPOCH,
+    MICROSECOND,
+    THREADS,
+    USER_MESSAGE,
+    AttachmentRow,
+    Attachments,
+    ItemRow,
+    ThreadItems,
+)
+
+if TYPE_CHECKING:
+    from agents_session_metadata.catalog import SessionCatalog
 
 T = TypeVar("T")
 
@@ -33,36 +53,73 @@ _PURGED_AT_ONCE = 500
 
 
 async def _read(store: ScopedStore, work: Callable[[Connection], T | None], *ids: str) -> T | None:
+    """Returns None if nothing can have one of the ids."""
     if any(id_problem(each) is not None for each in ids):
         return None
     await store.database.ensure(THREADS)
     return await store.database.read(work)
 
 
-async def _write(store: ScopedStore, work: Callable[[Connection], T]) -> T:
+async def _write(
+    store: ScopedStore, work: Callable[[Connection], T], session_id: str | None = None
+) -> T:
+    if session_id is not None and id_problem(session_id) is not None:
+        raise SessionNotFoundError(session_id)
     await store.database.ensure(THREADS)
     return await store.database.write(work)
 
 
-async def read_items(
-    store: ScopedStore, session_id: str, after: str | None, limit: int, *, descending: bool
-) -> list[ItemRow] | None:
-    """Returns the items after the one with the id `after`; None if that or the session is gone."""
+def _check_id(kind: str, name: str) -> None:
+    problem = id_problem(name)
+    if problem is not None:
+        raise ValueError(f"{kind} id {quoted(name)} {problem}")
 
-    def read(connection: Connection) -> list[ItemRow] | None:
+
+async def cursor_after(
+    catalog: SessionCatalog, session_id: str, where: Where | None, order_by: OrderBy
+) -> str | None:
+    """Returns the cursor of the page after a session; None if it does not exist."""
+    if not is_text(session_id):
+        return None
+    store, ordering = catalog._store, Ordering.parse(order_by)
+    one = store.scope.restrict(IdIn((session_id,)))
+    found = await read_sessions(
+        store.database, lambda reader: reader.page(one, ordering, limit=1, details=NO_METADATA)
+    )
+    return encode_cursor(found[0].position, store.condition(where), ordering) if found else None
+
+
+# ---- items ----
+
+
+async def read_items(
+    catalog: SessionCatalog, session_id: str, after: str | None, limit: int, *, descending: bool
+) -> tuple[list[ItemRow], bool] | None:
+    """Returns the items after the one with the id `after`, and whether there are more.
+
+    Returns None if that item, or the session, does not exist.
+    """
+    check_limit(limit)
+    store = catalog._store
+
+    def read(connection: Connection) -> tuple[list[ItemRow], bool] | None:
         items, position = ThreadItems(store.database, connection, session_id), None
         if after is not None:
             last = items.get(store, after)
             if last is None:
                 return None
             position = last.position
-        found = items.page(store, after=position, limit=limit, descending=descending)
-        return found if found or store.finds(connection, session_id) else None
+        found = items.page(store, after=position, limit=limit + 1, descending=descending)
+        if not found and not store.finds(connection, session_id):
+            return None
+        return found[:limit], len(found) > limit
 
     return await _read(store, read, session_id, *([] if after is None else [after]))
 
 
-async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ItemRow | None:
+async def read_item(catalog: SessionCatalog, session_id: str, item_id: str) -> ItemRow | None:
+    store = catalog._store
+
     def read(connection: Connection) -> ItemRow | None:
         return ThreadItems(store.database, connection, session_id).get(store, item_id)
 
@@ -70,12 +127,14 @@ async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ItemRo
 
 
 async def write_item(
-    store: ScopedStore, session_id: str, item_id: str, kind: str, data: str, *, adds: bool
+    catalog: SessionCatalog, session_id: str, item_id: str, kind: str, data: str, *, adds: bool
 ) -> None:
     """Appends an item to a thread, or replaces the one with its id.
 
     With `adds`, the id must be free, and the session becomes the most recently active one.
     """
+    _check_id("item", item_id)
+    store = catalog._store
 
     def write(connection: Connection) -> None:
         store.require(connection, session_id)
@@ -89,10 +148,12 @@ async def write_item(
         if adds:
             store.rows.touch(connection, session_id)
 
-    await _write(store, write)
+    await _write(store, write, session_id)
 
 
-async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_own: bool) -> bool:
+async def delete_item(
+    catalog: SessionCatalog, session_id: str, item_id: str, *, is_own: bool
+) -> bool:
     """Deletes an item, and rewinds the history if that removes an answer.
 
     `is_own` means that the same request has added the item or loaded it by its id, as it does with
@@ -105,6 +166,7 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
     """
     if id_problem(session_id) is not None or id_problem(item_id) is not None:
         return False
+    store = catalog._store
 
     def run(connection: Connection) -> bool:
         if not store.lock(connection, session_id):
@@ -171,13 +233,42 @@ def _text(content: object) -> str:
     )
 
 
+# ---- votes ----
+
+
+async def add_feedback(
+    catalog: SessionCatalog, session_id: str, item_ids: Sequence[str], kind: FeedbackKind
+) -> None:
+    """Replaces the votes on items by new ones."""
+    for item_id in item_ids:
+        _check_id("item", item_id)
+    store = catalog._store
+    table = store.database.tables.group(THREADS).tables[2]
+    now = (datetime.now(timezone.utc) - EPOCH) // MICROSECOND
+    rows = [
+        {"session_id": session_id, "item_id": item_id, "kind": kind, "voted_at": now}
+        for item_id in sorted(set(item_ids))
+    ]
+
+    def write(connection: Connection) -> None:
+        store.require(connection, session_id)
+        if rows:
+            voted = table.c.session_id == session_id, table.c.item_id.in_(item_ids)
+            connection.execute(delete(table).where(*voted))
+            connection.execute(insert(table), rows)
+
+    await _write(store, write, session_id)
+
+
 # ---- attachments ----
 
 
 async def save_attachment(
-    store: ScopedStore, attachment_id: str, session_id: str | None, data: str
+    catalog: SessionCatalog, attachment_id: str, session_id: str | None, data: str
 ) -> bool:
     """Returns False if the attachment is outside the scope."""
+    _check_id("attachment", attachment_id)
+    store = catalog._store
     owner = json.dumps(store.scope.values, sort_keys=True)
     given = AttachmentRow(attachment_id, session_id, owner, data)
 
@@ -193,10 +284,12 @@ async def save_attachment(
         attachments.update(given._replace(session_id=kept))
         return True
 
-    return await _write(store, write)
+    return await _write(store, write, session_id)
 
 
-async def read_attachment(store: ScopedStore, attachment_id: str) -> str | None:
+async def read_attachment(catalog: SessionCatalog, attachment_id: str) -> str | None:
+    store = catalog._store
+
     def read(connection: Connection) -> str | None:
         found = Attachments(store.database, connection).get(attachment_id)
         return found.data if found and _admits(store, connection, found) else None
@@ -204,9 +297,10 @@ async def read_attachment(store: ScopedStore, attachment_id: str) -> str | None:
     return await _read(store, read, attachment_id)
 
 
-async def delete_attachment(store: ScopedStore, attachment_id: str) -> None:
+async def delete_attachment(catalog: SessionCatalog, attachment_id: str) -> None:
     if id_problem(attachment_id) is not None:
         return
+    store = catalog._store
 
     def write(connection: Connection) -> None:
         attachments = Attachments(store.database, connection)
@@ -217,13 +311,16 @@ async def delete_attachment(store: ScopedStore, attachment_id: str) -> None:
     await _write(store, write)
 
 
-async def purge_attachments(store: ScopedStore, before: datetime | None) -> list[str]:
+async def purge_attachments(catalog: SessionCatalog, older_than: timedelta) -> list[str]:
     """Deletes attachments that belong to no session, and returns their texts."""
+    check_age("older_than", older_than)
+    store, limit = catalog._store, moment_before(older_than)
+    before = limit if older_than else None
     purged: list[str] = []
-    after: str | None = ""
+    after: str | None = None if limit is None else ""
     while after is not None:
 
-        def delete(connection: Connection, after: str = after) -> tuple[list[str], str | None]:
+        def purge(connection: Connection, after: str = after) -> tuple[list[str], str | None]:
             attachments = Attachments(store.database, connection)
             found = attachments.lock_unattached(before, after, _PURGED_AT_ONCE)
             own = [each for each in found if _was_saved_in(store, each)]
@@ -232,7 +329,7 @@ async def purge_attachments(store: ScopedStore, before: datetime | None) -> list
             last = found[-1].attachment_id if len(found) == _PURGED_AT_ONCE else None
             return [each.data for each in own], last
 
-        deleted, after = await _write(store, delete)
+        deleted, after = await _write(store, purge)
         purged += deleted
     return purged
 

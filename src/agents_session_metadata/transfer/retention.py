@@ -6,7 +6,7 @@ Usage, decisions, attachments and answers to repeated requests are deleted by th
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from functools import partial
 
 from sqlalchemy import Connection
@@ -14,27 +14,12 @@ from sqlalchemy import Connection
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import in_use
 from agents_session_metadata.core.rows import delete_sessions, lock_sessions
-from agents_session_metadata.query.conditions import IdIn, TimeBound
+from agents_session_metadata.query.conditions import IdIn, TimeBound, check_age, moment_before
 from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.pages import Reader, read_sessions
 from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
-
-
-def check_age(name: str, age: object) -> None:
-    if not isinstance(age, timedelta):
-        raise TypeError(f"{name} must be a timedelta, got {type(age).__name__}")
-    if age < timedelta(0):
-        raise ValueError(f"{name} must not be negative, got {age}")
-
-
-def moment_before(age: timedelta) -> datetime | None:
-    """Returns None if the age goes back further than the first datetime."""
-    try:
-        return datetime.now(timezone.utc) - age
-    except OverflowError:
-        return None
 
 
 async def deletable(
