@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from chatkit.server import ChatKitServer
 from chatkit.store import Store
@@ -85,6 +86,20 @@ async def chatkit(catalog: SessionCatalog, thread: ThreadMetadata, user: User) -
     await other.delete_thread("t1", "anna")
     await store.load_thread("t1", "anna")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     CatalogStore(catalog)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def chatkit_of_any_context(catalog: SessionCatalog, thread: ThreadMetadata) -> None:
+    """Without brackets, the context is Any, as in ChatKit."""
+    store: CatalogStore = CatalogStore(catalog, scope=lambda user: {"owner_id": user.user_id})
+    assert_type(store, CatalogStore[Any])
+    explicit: CatalogStore[Any] = store
+    await explicit.save_thread(thread, "anna")
+    assert_type(await AnyStore(catalog, scope=None).load_thread("t1", 1), ThreadMetadata)
+    assert_type(CatalogStore(catalog, scope=None), CatalogStore[Any])
+
+
+class AnyStore(CatalogStore):
+    """A subclass without brackets."""
 
 
 class Server(ChatKitServer[User]):
