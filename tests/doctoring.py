@@ -12,7 +12,8 @@ from servers import ignored_warnings, program
 from sqlalchemy import insert, make_url
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.core.tables import query_tables, table_names
+from agents_session_metadata.core.features import table_names
+from agents_session_metadata.core.tables import query_tables
 from agents_session_metadata.doctor import diagnose
 
 SAFE = re.compile(

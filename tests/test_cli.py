@@ -14,6 +14,7 @@ from conformance.approving import Deployer, deploys
 from conformance.running import agent as scripted
 
 from agents_session_metadata import ModelPrice, SessionCatalog, SessionRuns, SessionTracker
+from agents_session_metadata.core.features import table_names
 from agents_session_metadata.core.schema import create_statements, drop_statements
 
 
@@ -761,9 +762,11 @@ async def test_doctor_prints_no_warning_of_the_driver(cli, catalog, capfd):
 def test_ddl_needs_no_database(dialect):
     result = run("ddl", "--dialect", dialect)
     assert result.exit_code == 0
-    assert result.stdout == "".join(f"{each};\n" for each in create_statements(dialect))
+    assert result.stdout == "".join(
+        f"{each};\n" for each in create_statements(dialect, table_names())
+    )
     dropped = run("ddl", "--dialect", dialect, "--drop").stdout.splitlines()
-    assert dropped == [f"{each};" for each in drop_statements(dialect)]
+    assert dropped == [f"{each};" for each in drop_statements(dialect, table_names())]
     assert len(run("ddl", "--dialect", dialect, "--drop", "--all").stdout.splitlines()) == (
         len(dropped) + 2
     )

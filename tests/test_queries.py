@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
-from agents_session_metadata.core.tables import query_tables, table_names
+from agents_session_metadata.core.features import table_names
+from agents_session_metadata.core.tables import query_tables
 from agents_session_metadata.dialects._sqlite import SQLite
 from agents_session_metadata.errors import InvalidCursorError
 from agents_session_metadata.query.details import Details

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SQLAlchemyMetadataSession, session
 from agents_session_metadata import _sdk as sdk
-from agents_session_metadata.core.tables import table_names
+from agents_session_metadata.core.features import table_names
 from agents_session_metadata.scope import own_store
 
 TREE = ast.parse(

@@ -42,7 +42,8 @@ from .keys import normalize_agent
 if TYPE_CHECKING:
     from .catalog import SessionCatalog
     from .core.definitions import CreateTrigger, TableGroup
-    from .core.tables import SessionTables, session_tables
+    from .core.features import session_tables
+    from .core.tables import SessionTables
     from .history.pairs import recent_turns
     from .lifecycle import (
         FINAL_PHASES,
@@ -205,7 +206,8 @@ _MODULES = {
     "replay": ["Replay", "ReplayDifference", "ReplayResult"],
     "session": ["SQLAlchemyMetadataSession"],
     "core.definitions": ["CreateTrigger", "TableGroup"],
-    "core.tables": ["SessionTables", "session_tables"],
+    "core.features": ["session_tables"],
+    "core.tables": ["SessionTables"],
     "types": [
         "JSONValue",
         "MAX_KEY_LENGTH",

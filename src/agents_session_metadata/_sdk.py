@@ -68,9 +68,9 @@ from sqlalchemy.orm import Session
 
 from .core.change_log import log_committed
 from .core.database import Database, settle
+from .core.definitions import TableNames
 from .core.features import end_history, hold, prepare_change
 from .core.messages import delete_messages, in_order
-from .core.tables import TableNames
 from .dialects import dialect_of
 from .dialects.urls import check_engine, owner_of, with_transactions
 from .scope import ScopedStore

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from .core.features import table_names
 from .core.rows import storable_keys
 from .core.schema import table_sizes
 from .core.store import check_on_clear
-from .core.tables import table_names
 from .dialects.urls import create_engine, shown_url
 from .errors import (
     ScopeError,

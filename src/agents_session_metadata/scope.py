@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import StaticPool
 
 from .core.database import Database
+from .core.definitions import TableNames
 from .core.messages import newest_id
 from .core.store import SessionStore
-from .core.tables import TableNames
 from .errors import ScopeError
 from .query.conditions import equality
 from .query.filters import Where, parse_filter, parse_values

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ._sdk import StoredSession, sdk_store
 from .catalog import SessionCatalog
+from .core.features import table_names
 from .core.store import check_on_clear
-from .core.tables import table_names
 from .dialects.urls import create_engine, shown_url
 from .history.rewind import Cut, rewind
 from .query.filters import Where

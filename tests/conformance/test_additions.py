@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from agents_session_metadata import SessionCatalog, SessionRuns, TablesMissingError
-from agents_session_metadata.core.tables import table_names
+from agents_session_metadata.core.features import table_names
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.doctor import upgrade
 from agents_session_metadata.idempotency.feature import once

@@ -15,7 +15,8 @@ from servers import Database
 from sqlalchemy import Table, event, insert
 
 from agents_session_metadata import MetadataLimits, SessionCatalog
-from agents_session_metadata.core.tables import query_tables, table_names
+from agents_session_metadata.core.features import table_names
+from agents_session_metadata.core.tables import query_tables
 from agents_session_metadata.values import encode_metadata
 
 pytestmark = pytest.mark.dialect

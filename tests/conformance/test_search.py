@@ -25,6 +25,7 @@ from agents_session_metadata import (
     UnsupportedDialectError,
     session_tables,
 )
+from agents_session_metadata.core.features import table_names
 from agents_session_metadata.core.schema import drop_statements
 from agents_session_metadata.search import feature
 from agents_session_metadata.search import pages as searching
@@ -469,7 +470,7 @@ async def test_dropping_the_tables_drops_the_native_index(engine):
                 metadata = session_tables().sessions.metadata
                 await connection.run_sync(metadata.drop_all)
             else:
-                for statement in drop_statements("sqlite", everything=True):
+                for statement in drop_statements("sqlite", table_names(), everything=True):
                     await connection.exec_driver_sql(statement)
         assert await raw.execute(engine, every) == []
         await engine.dispose()

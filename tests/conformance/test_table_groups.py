@@ -9,30 +9,32 @@ from agents.extensions.memory import SQLAlchemySession
 from sqlalchemy import Column, Index, MetaData, inspect
 
 from agents_session_metadata import SessionCatalog, TablesMissingError, session_tables
-from agents_session_metadata.core import tables
+from agents_session_metadata.core import features
 from agents_session_metadata.core.definitions import derived_name
-from agents_session_metadata.core.features import Feature, features
+from agents_session_metadata.core.features import Feature
 from conformance import raw
 from conformance.test_tables import TABLES, schema_of
 
 pytestmark = pytest.mark.dialect
 
 
-def define_notes(make):
-    """A group with one table, whose rows end with their session."""
-    [name] = make.names
-    note = Column("note", make.types.key, nullable=False)
-    make.owned(name, note, Index(derived_name(name, "_note_idx"), "note"))
+class Notes(Feature):
+    """A feature with one table, whose rows end with their session."""
+
+    name = "notes"
+    suffixes = ("_notes",)
+
+    def define(self, make):
+        [name] = make.names
+        note = Column("note", make.types.key, nullable=False)
+        make.owned(name, note, Index(derived_name(name, "_note_idx"), "note"))
 
 
 @pytest.fixture
 def notes(monkeypatch):
-    """A group of tables like those of the features to come."""
-    feature = Feature("notes", ("_notes",), define_notes)
-    monkeypatch.setattr(tables, "features", lambda: (*features(), feature))
-    tables.query_tables.cache_clear()
-    yield "agent_sessions_metadata_notes"
-    tables.query_tables.cache_clear()
+    every = (*features.features(), Notes())
+    monkeypatch.setattr(features, "features", lambda: every)
+    return "agent_sessions_metadata_notes"
 
 
 async def ensure(engine, *, create_tables):

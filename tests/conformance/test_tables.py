@@ -25,7 +25,7 @@ from agents_session_metadata import (
     session_tables,
 )
 from agents_session_metadata.chatkit import CatalogStore
-from agents_session_metadata.core.tables import table_names
+from agents_session_metadata.core.features import table_names
 from agents_session_metadata.doctor import diagnose
 from conformance import raw
 from conformance.approving import Deployer, deploys

@@ -23,7 +23,8 @@ from sqlalchemy import event, insert
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata import MetadataLimits, SessionCatalog
-from agents_session_metadata.core.tables import query_tables, table_names
+from agents_session_metadata.core.features import table_names
+from agents_session_metadata.core.tables import query_tables
 from agents_session_metadata.values import encode_metadata
 from conformance import raw
 from conformance.oracle import matches

@@ -19,15 +19,15 @@ from doctoring import (
 )
 from sqlalchemy import event, inspect, text
 
+from agents_session_metadata.core.features import table_names
 from agents_session_metadata.core.schema import create_statements, drop_statements
-from agents_session_metadata.core.tables import table_names
 from agents_session_metadata.dialects import DIALECTS
 
 pytestmark = pytest.mark.dialect
 
 
 def printed(dialect, names=None):
-    return [f"{statement};" for statement in create_statements(dialect, names)]
+    return [f"{statement};" for statement in create_statements(dialect, names or table_names())]
 
 
 async def objects_of(engine):
@@ -84,7 +84,7 @@ async def test_the_printed_sql_makes_what_create_tables_makes(engine, names):
     by_library = await objects_of(engine)
     assert len(by_library) >= 4
 
-    await run(engine, drop_statements(dialect, names, everything=True))
+    await run(engine, drop_statements(dialect, names or table_names(), everything=True))
     emptied = await objects_of(engine)
     assert emptied.pop("sqlite_master", []) == []
     assert emptied == {}
@@ -125,7 +125,7 @@ async def test_the_shell_runs_the_printed_sql(engine, shared_database):
 async def test_dropping_ours_leaves_the_sdk_working(filled):
     engine = filled.engine
     for _ in range(2):  # a second time is harmless
-        await run(engine, drop_statements(await ddl_dialect(engine)))
+        await run(engine, drop_statements(await ddl_dialect(engine), table_names()))
     assert await raw.table_names(engine) == {"agent_sessions", "agent_messages"}
     session = filled.session("a")
     assert await session.get_items() == [raw.message("hello")]
@@ -134,7 +134,9 @@ async def test_dropping_ours_leaves_the_sdk_working(filled):
 
 
 def test_mysql_and_mariadb_differ_in_their_collation():
-    mysql, mariadb = ("\n".join(create_statements(each)) for each in ("mysql", "mariadb"))
+    mysql, mariadb = (
+        "\n".join(create_statements(each, table_names())) for each in ("mysql", "mariadb")
+    )
     assert mysql.count("utf8mb4_0900_bin") == mariadb.count("utf8mb4_nopad_bin") > 0
     assert "nopad" not in mysql
 
@@ -148,4 +150,4 @@ def test_a_percent_sign_in_a_name_stays_single():
 
 def test_an_unknown_dialect():
     with pytest.raises(ValueError, match="must be one of postgresql, mysql, mariadb, sqlite"):
-        create_statements("oracle")
+        create_statements("oracle", table_names())

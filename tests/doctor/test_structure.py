@@ -20,7 +20,7 @@ from doctoring import (
 )
 from sqlalchemy import event, text
 
-from agents_session_metadata.core.tables import table_names
+from agents_session_metadata.core.features import table_names
 from agents_session_metadata.doctor import diagnose
 
 pytestmark = pytest.mark.dialect

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from agents_session_metadata.catalog import SessionCatalog
-    from agents_session_metadata.core.tables import TableNames
+    from agents_session_metadata.core.definitions import TableNames
 
 HEADINGS = {
     "Sessions": ("sessions", "list show get set unset count values last"),
@@ -216,7 +216,7 @@ class Target:
 
     @property
     def names(self) -> TableNames:
-        from agents_session_metadata.core.tables import table_names
+        from agents_session_metadata.core.features import table_names
 
         return table_names(self.sessions_table, self.messages_table, self.metadata_table)
 

@@ -30,7 +30,7 @@ from agents_session_metadata.dialects.urls import check_loop
 from agents_session_metadata.errors import TablesMissingError
 
 from .change_log import log_committed
-from .definitions import CORE
+from .definitions import CORE, TableNames
 from .schema import (
     MissingElement,
     create_missing,
@@ -40,7 +40,7 @@ from .schema import (
     missing_name,
     require_sessions,
 )
-from .tables import SessionTables, TableNames, query_tables
+from .tables import SessionTables, query_tables
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -49,13 +49,29 @@ SESSIONS = "agents_session_metadata.sessions"
 """The key in `Table.info` of the sessions table."""
 
 
+class FeatureTables:
+    """The tables of one optional feature: the base class of `features.Feature`."""
+
+    name: ClassVar[str]
+    """The name of its group of tables."""
+    suffixes: ClassVar[tuple[str, ...]]
+    """The ends of the names of its tables, which begin with that of the metadata table."""
+
+    def define(self, make: TableMaker) -> None:
+        raise NotImplementedError
+
+    def names(self, metadata_table: str) -> tuple[str, ...]:
+        return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)
+
+
 class TableNames(NamedTuple):
-    """The names of the tables of other groups are derived from `metadata`."""
+    """The names of the four tables of the core, and the features that have tables beside them."""
 
     sessions: str
     messages: str
     metadata: str
     elements: str
+    features: tuple[FeatureTables, ...]
 
 
 class ColumnTypes(NamedTuple):

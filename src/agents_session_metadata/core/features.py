@@ -1,28 +1,27 @@
-"""The registry of optional features: what the core asks of each, without knowing it.
+"""Optional features: what the core asks of each, without knowing it, and the names of all tables.
 
 A feature is a folder beside this one, with a module `feature` that defines `FEATURE`. Without the
-folder, the rest works as if nobody had used the feature.
+folder, the rest works as if the feature had never been used.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, MetaData
 
+from agents_session_metadata.text import quoted
 from agents_session_metadata.types import IndexInfo
 
-from .definitions import TableMaker, derived_name
-
-if TYPE_CHECKING:
-    from .database import Database
+from .database import Database
+from .definitions import CREATE_TYPES, FeatureTables, TableNames, derived_name
+from .tables import SessionTables, build_tables
 
 FOLDERS = ("runs", "usage", "threads", "idempotency", "search")
 """In the order in which their tables are created."""
@@ -50,55 +49,79 @@ class Index(ABC):
         """Returns None if it does not exist."""
 
 
-@dataclass(frozen=True)
-class Feature:
-    """The tables of a feature, and what it does when sessions and histories change.
+class Feature(FeatureTables):
+    """What a feature does when sessions and histories change: by default, nothing.
 
-    The functions are only called if the tables exist, but for `define`, `parse` and `insert_items`.
-
-    Attributes:
-        name: The name of its group of tables.
-        suffixes: The ends of the names of its tables, which begin with that of the metadata table.
-        define: Makes the tables.
-        hold: Returns the error that a change of a locked session's history raises, if it must not
-            change now.
-        give_up: Ends what depends on the history of a locked session but does not hold it, before
-            the history changes.
-        end: Deletes what depends on the history of a locked session, before the history is deleted.
-        spared: Returns the condition that retention may delete a session, given an age.
-        fork: Copies its rows of a locked session to a new one, given the ids of the items that were
-            copied; None if all were.
-        field: The name of its part of an exported record.
-        export: Returns its parts of the records of some sessions, as JSON, by session id.
-        parse: Checks a part of a record, with a function that validates JSON as a type.
-        load: Inserts parts that `parse` returned, by the id of a new session.
-        count: Counts what `Statistics.feedback` contains, for the sessions of a condition.
-        statuses: Returns the status of the runs of some sessions, by session id.
-        insert_items: Inserts items of a locked session in place of the core, or returns False.
-        added: Called with the ids of sessions that were imported with their items.
-        index: Its index.
+    Methods that take a connection are called only if the tables of the feature exist, except `load`
+    and `insert_items`.
     """
 
-    name: str
-    suffixes: tuple[str, ...]
-    define: Callable[[TableMaker], object]
-    hold: Callable[[Database, Connection, str], Exception | None] | None = None
-    give_up: Callable[[Database, Connection, str], None] | None = None
-    end: Callable[[Database, Connection, str], None] | None = None
-    spared: Callable[[timedelta], Any] | None = None
-    fork: Callable[[Database, Connection, str, str, Sequence[int] | None], None] | None = None
-    field: str | None = None
-    export: Callable[[Database, Connection, Sequence[str]], Mapping[str, Any]] | None = None
-    parse: Callable[[Any, Callable[..., Any]], Any] | None = None
-    load: Callable[[Database, Connection, Mapping[str, Any]], None] | None = None
-    count: Callable[[Database, Connection, Any], dict[str, int]] | None = None
-    statuses: Callable[[Database, Connection, Sequence[str]], Mapping[str, str]] | None = None
-    insert_items: Callable[[Database, Connection, str, Sequence[str]], bool] | None = None
-    added: Callable[[Database, Connection, Sequence[str]], None] | None = None
-    index: type[Index] | None = None
+    field: ClassVar[str | None] = None
+    """The name of its part of an exported record."""
 
-    def names(self, metadata_table: str) -> tuple[str, ...]:
-        return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)
+    def index(self, database: Database) -> Index | None:
+        return None
+
+    # ---- changes of a history; the session is locked ----
+
+    def hold(self, database: Database, connection: Connection, session_id: str) -> Exception | None:
+        """Returns the error that a change of the history raises, if it must not change now."""
+        return None
+
+    def give_up(self, database: Database, connection: Connection, session_id: str) -> None:
+        """Ends what depends on the history but does not hold it, before the history changes."""
+
+    def end(self, database: Database, connection: Connection, session_id: str) -> None:
+        """Deletes what depends on the history, before the history is deleted."""
+
+    def insert_items(
+        self, database: Database, connection: Connection, session_id: str, texts: Sequence[str]
+    ) -> bool:
+        """Inserts items in place of the core, or returns False."""
+        return False
+
+    def added(self, database: Database, connection: Connection, ids: Sequence[str]) -> None:
+        """Called with new sessions whose items were copied or imported."""
+
+    def fork(
+        self,
+        database: Database,
+        connection: Connection,
+        session_id: str,
+        new_id: str,
+        kept: Sequence[int] | None,
+    ) -> None:
+        """Copies its rows to a new session. `kept` has the ids of copied items; None means all."""
+        self.added(database, connection, [new_id])
+
+    # ---- records, statistics and retention ----
+
+    def export(
+        self, database: Database, connection: Connection, ids: Sequence[str]
+    ) -> Mapping[str, Any]:
+        """Returns its parts of the records of some sessions, as JSON, by session id."""
+        return {}
+
+    def parse(self, part: Any, validated: Callable[..., Any]) -> Any:
+        """Checks a part of a record, with a function that validates JSON as a type."""
+
+    def load(self, database: Database, connection: Connection, parts: Mapping[str, Any]) -> None:
+        """Inserts parts that `parse` returned, by the id of a new session."""
+
+    def count(
+        self, database: Database, connection: Connection, condition: Any
+    ) -> Mapping[str, int]:
+        """Counts what `Statistics.feedback` contains, for the sessions of a condition."""
+        return {}
+
+    def statuses(
+        self, database: Database, connection: Connection, ids: Sequence[str]
+    ) -> Mapping[str, str]:
+        """Returns the status of the runs of some sessions, by session id."""
+        return {}
+
+    def spared(self, age: timedelta) -> Any:
+        """Returns the condition that retention may delete a session, or None."""
 
 
 @cache
@@ -110,18 +133,66 @@ def features() -> tuple[Feature, ...]:
     )
 
 
+def table_names(
+    sessions_table: str = "agent_sessions",
+    messages_table: str = "agent_messages",
+    metadata_table: str | None = None,
+) -> TableNames:
+    if "" in (sessions_table, messages_table, metadata_table):
+        raise ValueError("the name of a table must not be empty")
+    if metadata_table is None:
+        metadata_table = derived_name(sessions_table, "_metadata")
+    elements = derived_name(metadata_table, "_elements")
+    names = TableNames(sessions_table, messages_table, metadata_table, elements, features())
+    core = names[:4]
+    everything = [*core, *(name for each in features() for name in each.names(metadata_table))]
+    if len(set(everything)) < len(everything):
+        raise ValueError(
+            f"the tables must have different names, got {', '.join(map(quoted, core))}"
+        )
+    return names
+
+
+def session_tables(
+    metadata: MetaData | None = None,
+    *,
+    sessions_table: str = "agent_sessions",
+    messages_table: str = "agent_messages",
+    metadata_table: str | None = None,
+) -> SessionTables:
+    """Put the tables into a `MetaData`, such as the one that Alembic compares a database with.
+
+    `MetaData.create_all` then creates everything, SQLite's triggers included. For Alembic, use the
+    `include_object` of "Migrations" in the documentation. Without it, Alembic drops columns and
+    indexes that your application added to the tables.
+
+    Args:
+        metadata: Where the tables go; a new `MetaData` by default. Calling again with the same one
+            gives the same tables.
+        sessions_table: Name of the SDK's sessions table.
+        messages_table: Name of the SDK's messages table.
+        metadata_table: Name of the metadata table; the sessions table's and `_metadata` by default.
+
+    Returns:
+        The tables.
+
+    Raises:
+        ValueError: If two of them have one name.
+    """
+    names = table_names(sessions_table, messages_table, metadata_table)
+    return build_tables(metadata if metadata is not None else MetaData(), names, CREATE_TYPES)
+
+
 def in_use(database: Database, connection: Connection) -> Iterator[Feature]:
-    # One look, for all that nobody has used yet.
+    # One statement for all features that have not been used yet.
     used = database.having_tables(connection, [feature.name for feature in features()])
     yield from (feature for feature in features() if feature.name in used)
 
 
 def hold(database: Database, connection: Connection, session_id: str) -> Exception | None:
-    for feature in in_use(database, connection):
-        problem = feature.hold and feature.hold(database, connection, session_id)
-        if problem:
-            return problem
-    return None
+    found = in_use(database, connection)
+    problems = (feature.hold(database, connection, session_id) for feature in found)
+    return next(filter(None, problems), None)
 
 
 def prepare_change(database: Database, connection: Connection, session_id: str) -> None:
@@ -130,11 +201,9 @@ def prepare_change(database: Database, connection: Connection, session_id: str) 
     if problem is not None:
         raise problem
     for feature in in_use(database, connection):
-        if feature.give_up is not None:
-            feature.give_up(database, connection, session_id)
+        feature.give_up(database, connection, session_id)
 
 
 def end_history(database: Database, connection: Connection, session_id: str) -> None:
     for feature in in_use(database, connection):
-        if feature.end is not None:
-            feature.end(database, connection, session_id)
+        feature.end(database, connection, session_id)

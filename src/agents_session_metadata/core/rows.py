@@ -235,9 +235,8 @@ class Rows:
             connection.execute(insert(self._tables.elements), parts)
 
     def insert_items(self, connection: Connection, session_id: str, texts: Sequence[str]) -> None:
-        if texts:
-            rows = [{"session_id": session_id, "message_data": text} for text in texts]
-            connection.execute(self._insert_items, rows)
+        rows = [{"session_id": session_id, "message_data": text} for text in texts]
+        connection.execute(self._insert_items, rows)
 
     def touch(self, connection: Connection, session_id: str) -> None:
         connection.execute(self._touch, {"session": session_id})

@@ -33,12 +33,13 @@ from .definitions import (
     SESSIONS,
     ColumnTypes,
     CreateTrigger,
+    TableNames,
     derived_name,
     dropping,
     name_beside,
 )
 from .obsolete import obsolete
-from .tables import SessionTables, TableNames, build_tables, create_tables, table_names
+from .tables import SessionTables, build_tables, create_tables
 
 MissingElement: TypeAlias = "CreateTable | AddColumn | CreateIndex | CreateTrigger"
 
@@ -252,9 +253,9 @@ def _create_with_indexes(create: CreateWithIndexes, compiler: Any, **options: An
     return body + end + rest
 
 
-def create_statements(dialect: str, names: TableNames | None = None) -> list[str]:
+def create_statements(dialect: str, names: TableNames) -> list[str]:
     """Includes the tables of optional features. Statements do not end with a semicolon."""
-    sa_dialect, tables = offline(dialect), create_tables(names or table_names())
+    sa_dialect, tables = offline(dialect), create_tables(names)
     ways = dialect_of(sa_dialect)
     elements: list[Any] = []
     for group in tables.groups:
@@ -279,11 +280,9 @@ def upgrade_statements(connection: Connection, names: TableNames) -> list[str]:
     ]
 
 
-def drop_statements(
-    dialect: str, names: TableNames | None = None, *, everything: bool = False
-) -> list[str]:
+def drop_statements(dialect: str, names: TableNames, *, everything: bool = False) -> list[str]:
     """With `everything`, also drops the SDK's own tables. Triggers are dropped first."""
-    sa_dialect, tables = offline(dialect), create_tables(names or table_names())
+    sa_dialect, tables = offline(dialect), create_tables(names)
     elements: list[ExecutableDDLElement] = [*obsolete(tables)]
     for group in tables.groups:
         if dialect_of(sa_dialect).uses_triggers:

@@ -47,10 +47,10 @@ class SessionStore:
 
     # ---- what a restricted store overrides ----
 
-    def admits(self, connection: Connection, session_id: str) -> bool:  # noqa: ARG002  # all
+    def admits(self, connection: Connection, session_id: str) -> bool:
         return True
 
-    def admits_new(self, connection: Connection, session_id: str) -> bool:  # noqa: ARG002  # all
+    def admits_new(self, connection: Connection, session_id: str) -> bool:
         """Like `admits`, for a session that the same transaction has just created."""
         return True
 
@@ -60,11 +60,7 @@ class SessionStore:
     def encode_new(self, metadata: Mapping[str, JSONValue]) -> dict[str, EncodedValue]:
         return encode_metadata(metadata, self.limits)
 
-    def question(
-        self,
-        statement: Any,
-        session_id: Any,  # noqa: ARG002  # nothing is added
-    ) -> tuple[Any, dict[str, Any]]:
+    def question(self, statement: Any, session_id: Any) -> tuple[Any, dict[str, Any]]:
         """Restricts a statement by the column `session_id`; returns it and its new parameters."""
         return statement, {}
 
@@ -268,15 +264,12 @@ class SessionStore:
 
     def insert_items(self, connection: Connection, session_id: str, texts: Sequence[str]) -> None:
         """Inserts items, as JSON text, of a session that is locked."""
-        for feature in features():
-            insert = feature.insert_items
-            if (
-                insert is not None
-                and texts
-                and insert(self.database, connection, session_id, texts)
-            ):
-                return
-        self.rows.insert_items(connection, session_id, texts)
+        inserted = (
+            feature.insert_items(self.database, connection, session_id, texts)
+            for feature in features()
+        )
+        if texts and not any(inserted):
+            self.rows.insert_items(connection, session_id, texts)
 
     def enter_history(self, connection: Connection, session_id: str, *, must_exist: bool) -> None:
         """Locks a session at the beginning of a transaction that then writes its history.

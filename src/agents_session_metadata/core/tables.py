@@ -33,7 +33,6 @@ from sqlalchemy import (
 from sqlalchemy.schema import DropTable
 
 from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.text import quoted
 
 from .definitions import (
     CORE,
@@ -44,17 +43,12 @@ from .definitions import (
     CreateTrigger,
     TableGroup,
     TableMaker,
+    TableNames,
+    derived_name,
     ending_with_session,
     session_link,
     table_options,
 )
-from .definitions import (
-    TableNames as TableNames,  # noqa: PLC0414  # re-exported
-)
-from .definitions import (
-    derived_name as derived_name,  # noqa: PLC0414  # re-exported
-)
-from .features import features
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,27 +91,6 @@ class SessionTables:
         return next(group for group in self.groups if group.name == name)
 
 
-def table_names(
-    sessions_table: str = "agent_sessions",
-    messages_table: str = "agent_messages",
-    metadata_table: str | None = None,
-) -> TableNames:
-    if "" in (sessions_table, messages_table, metadata_table):
-        raise ValueError("the name of a table must not be empty")
-    metadata = (
-        derived_name(sessions_table, "_metadata") if metadata_table is None else metadata_table
-    )
-    names = TableNames(
-        sessions_table, messages_table, metadata, derived_name(metadata, "_elements")
-    )
-    everything = [*names, *(name for feature in features() for name in feature.names(metadata))]
-    if len(set(everything)) < len(everything):
-        raise ValueError(
-            f"the tables must have different names, got {', '.join(map(quoted, names))}"
-        )
-    return names
-
-
 @lru_cache(maxsize=256)
 def query_tables(names: TableNames) -> SessionTables:
     """Cached, because SQLAlchemy caches compiled statements by the identity of their tables."""
@@ -130,40 +103,10 @@ def create_tables(names: TableNames) -> SessionTables:
     return build_tables(MetaData(), names, CREATE_TYPES)
 
 
-def session_tables(
-    metadata: MetaData | None = None,
-    *,
-    sessions_table: str = "agent_sessions",
-    messages_table: str = "agent_messages",
-    metadata_table: str | None = None,
-) -> SessionTables:
-    """Put the tables into a `MetaData`, such as the one that Alembic compares a database with.
-
-    `MetaData.create_all` then creates everything, SQLite's triggers included. For Alembic, use the
-    `include_object` of "Migrations" in the documentation. Without it, Alembic drops columns and
-    indexes that your application added to the tables.
-
-    Args:
-        metadata: Where the tables go; a new `MetaData` by default. Calling again with the same one
-            gives the same tables.
-        sessions_table: Name of the SDK's sessions table.
-        messages_table: Name of the SDK's messages table.
-        metadata_table: Name of the metadata table; the sessions table's and `_metadata` by default.
-
-    Returns:
-        The tables.
-
-    Raises:
-        ValueError: If two of them have one name.
-    """
-    names = table_names(sessions_table, messages_table, metadata_table)
-    return build_tables(metadata if metadata is not None else MetaData(), names, CREATE_TYPES)
-
-
 def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> SessionTables:
     """Returns the tables that are in `metadata` if they are defined already."""
     if names.metadata in metadata.tables:
-        core = tuple(metadata.tables[name] for name in names)
+        core = tuple(metadata.tables[name] for name in names[:4])
         return _with_groups(metadata, names, core, types)
     now = text("CURRENT_TIMESTAMP")
     options = table_options(types)
@@ -257,7 +200,7 @@ def _with_groups(
         CreateTrigger(rows, elements, ("session_id", "key")),
     )
     groups = [TableGroup(CORE, tables, triggers)]
-    for feature in features():
+    for feature in names.features:
         maker = TableMaker(metadata, tables, types, feature.names(names.metadata))
         feature.define(maker)
         groups.append(maker.group(feature.name))

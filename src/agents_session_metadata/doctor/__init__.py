@@ -16,8 +16,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
+from agents_session_metadata.core.definitions import TableNames
+from agents_session_metadata.core.features import table_names
 from agents_session_metadata.core.schema import upgrade_statements
-from agents_session_metadata.core.tables import TableNames, table_names
 from agents_session_metadata.dialects import PRODUCTS, connected_name, dialect_of
 from agents_session_metadata.dialects.urls import with_transactions
 

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from agents_session_metadata.core.tables import SessionTables, TableNames, table_names
+from agents_session_metadata.core.definitions import TableNames
+from agents_session_metadata.core.features import table_names
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.scope import ScopedStore, own_store
 from agents_session_metadata.text import quoted
 from agents_session_metadata.values import (

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex
 
-from agents_session_metadata.core.definitions import CORE, CREATE_TYPES
+from agents_session_metadata.core.definitions import CORE, CREATE_TYPES, TableNames
 from agents_session_metadata.core.schema import (
     AddColumn,
     as_text,
@@ -32,7 +32,6 @@ from agents_session_metadata.core.schema import (
 )
 from agents_session_metadata.core.tables import (
     SessionTables,
-    TableNames,
     build_tables,
     query_tables,
 )

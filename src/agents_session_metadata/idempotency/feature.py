@@ -38,20 +38,24 @@ _SWEPT = 100
 """Older answers, of any session, that are deleted with each new one."""
 
 
-def define(make: TableMaker) -> None:
-    [name] = make.names
-    make.owned(
-        name,
-        Column("request_key", make.types.key, primary_key=True),
-        Column("request_hash", String(64), nullable=False),
-        Column("answer", make.types.text, nullable=False),
-        # Microseconds since 1970, by the database's clock.
-        Column("answered_at", BigInteger, nullable=False),
-        Index(derived_name(name, "_time_idx"), "answered_at"),
-    )
+class IdempotencyFeature(Feature):
+    name = IDEMPOTENCY
+    suffixes = ("_idempotency",)
+
+    def define(self, make: TableMaker) -> None:
+        [name] = make.names
+        make.owned(
+            name,
+            Column("request_key", make.types.key, primary_key=True),
+            Column("request_hash", String(64), nullable=False),
+            Column("answer", make.types.text, nullable=False),
+            # Microseconds since 1970, by the database's clock.
+            Column("answered_at", BigInteger, nullable=False),
+            Index(derived_name(name, "_time_idx"), "answered_at"),
+        )
 
 
-FEATURE = Feature(IDEMPOTENCY, ("_idempotency",), define)
+FEATURE = IdempotencyFeature()
 
 
 async def once(

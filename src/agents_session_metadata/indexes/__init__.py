@@ -67,7 +67,7 @@ class TimeIndex(Index):
 
 def _every(database: Database) -> Iterator[Index]:
     yield TimeIndex(database)
-    yield from (feature.index(database) for feature in features() if feature.index is not None)
+    yield from filter(None, (feature.index(database) for feature in features()))
 
 
 async def create_index(database: Database, key: str, progress: Progress | None = None) -> bool:

@@ -171,21 +171,6 @@ class NotAtWork(Condition):
         return not_(held.correlate(getattr(session_id, "table", None)))
 
 
-def _hold(database: Database, connection: Connection, session_id: str) -> Exception | None:
-    runs = runs_table(database.tables)
-    status = connection.scalar(select(runs.c.status).where(runs.c.session_id == session_id))
-    if status == WAITING:
-        return SessionPausedError(session_id)
-    return SessionBusyError(session_id) if status == RUNNING else None
-
-
-def _statuses(database: Database, connection: Connection, ids: Sequence[str]) -> Mapping[str, str]:
-    runs = runs_table(database.tables)
-    status = status_of(runs, database.dialect)
-    found: Any = select(runs.c.session_id, status).where(runs.c.session_id.in_(ids))
-    return dict(connection.execute(found))
-
-
 def _end(database: Database, connection: Connection, session_id: str) -> None:
     runs, rows = runs_table(database.tables), database.tables.metadata
     connection.execute(delete(runs).where(runs.c.session_id == session_id))
@@ -247,13 +232,36 @@ def delete_outcome(
     )
 
 
-FEATURE = Feature(
-    RUNS,
-    ("_runs", "_run_steps", "_run_keys", "_run_decisions"),
-    define,
-    hold=_hold,
-    give_up=give_up,
-    end=_end,
-    spared=NotAtWork,
-    statuses=_statuses,
-)
+class RunsFeature(Feature):
+    name = RUNS
+    suffixes = ("_runs", "_run_steps", "_run_keys", "_run_decisions")
+
+    def define(self, make: TableMaker) -> None:
+        define(make)
+
+    def hold(self, database: Database, connection: Connection, session_id: str) -> Exception | None:
+        runs = runs_table(database.tables)
+        status = connection.scalar(select(runs.c.status).where(runs.c.session_id == session_id))
+        if status == WAITING:
+            return SessionPausedError(session_id)
+        return SessionBusyError(session_id) if status == RUNNING else None
+
+    def give_up(self, database: Database, connection: Connection, session_id: str) -> None:
+        give_up(database, connection, session_id)
+
+    def end(self, database: Database, connection: Connection, session_id: str) -> None:
+        _end(database, connection, session_id)
+
+    def statuses(
+        self, database: Database, connection: Connection, ids: Sequence[str]
+    ) -> Mapping[str, str]:
+        runs = runs_table(database.tables)
+        status = status_of(runs, database.dialect)
+        found: Any = select(runs.c.session_id, status).where(runs.c.session_id.in_(ids))
+        return dict(connection.execute(found))
+
+    def spared(self, age: timedelta) -> Condition:
+        return NotAtWork(age)
+
+
+FEATURE = RunsFeature()

@@ -125,36 +125,7 @@ def words_of(data: str) -> str:
     return "" if text is None else stored_words(text[1])
 
 
-def insert_items(
-    database: Database, connection: Connection, session_id: str, texts: Sequence[str]
-) -> bool:
-    """Inserts items of a locked session with their words. Returns False if there is no index."""
-    if not _is_indexed(database, connection):
-        return False
-    rows, messages = database.tables.group(TEXT)["_text"], database.tables.messages
-    items = [{"session_id": session_id, "message_data": data} for data in texts]
-    database.dialect.text_search.insert(
-        connection, messages, rows, items, [words_of(data) for data in texts]
-    )
-    return True
-
-
-def add_sessions(database: Database, connection: Connection, ids: Sequence[str]) -> None:
-    """Adds the words of sessions whose items were copied or imported."""
-    if ids and _is_indexed(database, connection):
-        session_id = database.tables.messages.c.session_id
-        index = TextIndex(database)
-        items: Any = connection.execute(index.missing().where(session_id.in_(ids)))
-        index.insert(connection, {item_id: words_of(data) for item_id, data in items})
-
-
-def _copy_session(
-    database: Database, connection: Connection, _: str, new_id: str, __: object
-) -> None:
-    add_sessions(database, connection, [new_id])
-
-
-# ---- items that others write ----
+# ---- items that other programs write ----
 
 
 class TextIndex(Index):
@@ -364,12 +335,34 @@ async def _advance(database: Database) -> None:
         await database.write(lambda connection: TextIndex(database).advance(connection))
 
 
-FEATURE = Feature(
-    TEXT,
-    ("_text", "_text_state"),
-    define,
-    fork=_copy_session,
-    insert_items=insert_items,
-    added=add_sessions,
-    index=TextIndex,
-)
+class SearchFeature(Feature):
+    name = TEXT
+    suffixes = ("_text", "_text_state")
+
+    def define(self, make: TableMaker) -> None:
+        define(make)
+
+    def index(self, database: Database) -> TextIndex:
+        return TextIndex(database)
+
+    def insert_items(
+        self, database: Database, connection: Connection, session_id: str, texts: Sequence[str]
+    ) -> bool:
+        """Inserts items with their words. Returns False if there is no index."""
+        if not _is_indexed(database, connection):
+            return False
+        rows, messages = database.tables.group(TEXT)["_text"], database.tables.messages
+        items = [{"session_id": session_id, "message_data": data} for data in texts]
+        words = [words_of(data) for data in texts]
+        database.dialect.text_search.insert(connection, messages, rows, items, words)
+        return True
+
+    def added(self, database: Database, connection: Connection, ids: Sequence[str]) -> None:
+        if ids and _is_indexed(database, connection):
+            session_id = database.tables.messages.c.session_id
+            index = TextIndex(database)
+            items: Any = connection.execute(index.missing().where(session_id.in_(ids)))
+            index.insert(connection, {item_id: words_of(data) for item_id, data in items})
+
+
+FEATURE = SearchFeature()

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from agents_session_metadata.core.database import Database
+from agents_session_metadata.core.definitions import TableMaker
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
@@ -20,31 +21,6 @@ from agents_session_metadata.types import Feedback
 from agents_session_metadata.values import id_problem
 
 from .rows import EPOCH, MICROSECOND, THREADS, ItemRow, ThreadItems, define, read_threads
-
-
-def _copy(
-    database: Database,
-    connection: Connection,
-    session_id: str,
-    new_id: str,
-    kept: Sequence[int] | None,
-) -> None:
-    """Copies the items of a thread to a session whose history was copied.
-
-    The session must be locked. `kept` contains the ids of the copied rows; None means all. The copy
-    ends before the first user message of which nothing was copied.
-    """
-    items = read_threads(database, connection, [session_id]).get(session_id, [])
-    if not items:
-        return
-    if kept is None:
-        kept = ThreadItems(database, connection, session_id).message_ids()
-    else:
-        last = max(kept, default=0)
-        ends = (-1 if item.history_end is None else item.history_end for item in items)
-        items = items[: next((at for at, end in enumerate(ends) if end >= last), len(items))]
-    copy = ThreadItems(database, connection, new_id)
-    copy.insert(_with_ids(_as_counts(items, kept), copy.message_ids()))
 
 
 def _as_counts(items: list[ItemRow], history: Sequence[int]) -> list[ItemRow]:
@@ -71,35 +47,9 @@ def _with_ends(items: list[ItemRow], end: Callable[[int], int | None]) -> list[I
     ]
 
 
-def _export(
-    database: Database, connection: Connection, ids: Sequence[str]
-) -> Mapping[str, list[dict[str, Any]]]:
-    parts = {}
-    for session_id, items in read_threads(database, connection, ids).items():
-        history = ThreadItems(database, connection, session_id).message_ids()
-        parts[session_id] = [_dump(item) for item in _as_counts(items, history)]
-    return parts
-
-
 def _dump(item: ItemRow) -> dict[str, Any]:
     end = {} if item.history_end is None else {"history_end": item.history_end}
     return {"item_id": item.item_id, "kind": item.kind, "item": json.loads(item.data), **end}
-
-
-def _parse(part: Any, validated: Callable[..., Any]) -> list[ItemRow]:
-    from .records import parse_items  # pydantic takes long to import
-
-    return parse_items(part, validated)
-
-
-def _insert(
-    database: Database, connection: Connection, threads: Mapping[str, list[ItemRow]]
-) -> None:
-    """Inserts items of new sessions. Their `history_end` is a number of rows."""
-    for session_id, items in threads.items():
-        if items:
-            thread = ThreadItems(database, connection, session_id)
-            thread.insert(_with_ids(items, thread.message_ids()))
 
 
 # ---- feedback ----
@@ -121,23 +71,67 @@ async def read_feedback(store: ScopedStore, session_id: str) -> list[Feedback]:
     return await store.database.read_used(THREADS, read, [])
 
 
-def _count(database: Database, connection: Connection, condition: Any) -> dict[str, int]:
-    table = database.tables.group(THREADS).tables[2]
-    votes = select(table.c.kind, func.count()).group_by(table.c.kind)
-    found: Any = connection.execute(
-        *queries_of(database).where(votes, condition, table.c.session_id)
-    )
-    return {kind: int(number) for kind, number in found}
+class ThreadsFeature(Feature):
+    name = THREADS
+    suffixes = ("_thread_items", "_attachments", "_feedback")
+    field = "thread_items"
+
+    def define(self, make: TableMaker) -> None:
+        define(make)
+
+    def fork(
+        self,
+        database: Database,
+        connection: Connection,
+        session_id: str,
+        new_id: str,
+        kept: Sequence[int] | None,
+    ) -> None:
+        """The copy ends before the first user message of which nothing was copied."""
+        items = read_threads(database, connection, [session_id]).get(session_id, [])
+        if not items:
+            return
+        if kept is None:
+            kept = ThreadItems(database, connection, session_id).message_ids()
+        else:
+            last = max(kept, default=0)
+            ends = (-1 if item.history_end is None else item.history_end for item in items)
+            items = items[: next((at for at, end in enumerate(ends) if end >= last), len(items))]
+        copy = ThreadItems(database, connection, new_id)
+        copy.insert(_with_ids(_as_counts(items, kept), copy.message_ids()))
+
+    def export(
+        self, database: Database, connection: Connection, ids: Sequence[str]
+    ) -> Mapping[str, list[dict[str, Any]]]:
+        parts = {}
+        for session_id, items in read_threads(database, connection, ids).items():
+            history = ThreadItems(database, connection, session_id).message_ids()
+            parts[session_id] = [_dump(item) for item in _as_counts(items, history)]
+        return parts
+
+    def parse(self, part: Any, validated: Callable[..., Any]) -> list[ItemRow]:
+        from .records import parse_items  # pydantic takes long to import
+
+        return parse_items(part, validated)
+
+    def load(
+        self, database: Database, connection: Connection, parts: Mapping[str, list[ItemRow]]
+    ) -> None:
+        """In a record, `history_end` is a number of rows."""
+        for session_id, items in parts.items():
+            if items:
+                thread = ThreadItems(database, connection, session_id)
+                thread.insert(_with_ids(items, thread.message_ids()))
+
+    def count(
+        self, database: Database, connection: Connection, condition: Any
+    ) -> Mapping[str, int]:
+        table = database.tables.group(THREADS).tables[2]
+        votes = select(table.c.kind, func.count()).group_by(table.c.kind)
+        found: Any = connection.execute(
+            *queries_of(database).where(votes, condition, table.c.session_id)
+        )
+        return {kind: int(number) for kind, number in found}
 
 
-FEATURE = Feature(
-    THREADS,
-    ("_thread_items", "_attachments", "_feedback"),
-    define,
-    fork=_copy,
-    field="thread_items",
-    export=_export,
-    parse=_parse,
-    load=_insert,
-    count=_count,
-)
+FEATURE = ThreadsFeature()

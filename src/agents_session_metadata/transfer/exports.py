@@ -69,11 +69,10 @@ def read_records(
         for each in found
     ]
     for feature in in_use(database, connection) if ids else ():
-        if feature.export is not None:
-            parts = feature.export(database, connection, ids)
-            for record in records:
-                if record["session_id"] in parts:
-                    record[str(feature.field)] = parts[record["session_id"]]
+        parts = feature.export(database, connection, ids)
+        for record in records:
+            if record["session_id"] in parts:
+                record[str(feature.field)] = parts[record["session_id"]]
     return found, records
 
 
@@ -245,11 +244,10 @@ class Import:
             _insert_sessions(connection, tables, dialect, new)
             for feature in features():
                 parts = {each.session_id: each.parts.get(feature.name) for each in new}
-                if feature.load is not None and any(parts.values()):
+                if any(parts.values()):
                     feature.load(store.database, connection, parts)
             for feature in in_use(store.database, connection):
-                if feature.added is not None:
-                    feature.added(store.database, connection, [each.session_id for each in new])
+                feature.added(store.database, connection, [each.session_id for each in new])
             return len(new)
 
         return await store.database.write(write)

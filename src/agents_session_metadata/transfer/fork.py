@@ -81,8 +81,7 @@ def fork(
             stored = connection.scalars(select(tables.metadata.c.key).where(own))
             note(connection, "set", new_id, stored)
         for feature in in_use(store.database, connection):
-            if feature.fork is not None:
-                feature.fork(store.database, connection, session_id, new_id, kept)
+            feature.fork(store.database, connection, session_id, new_id, kept)
 
     return run
 

@@ -103,7 +103,6 @@ def parse_record(record: object) -> tuple[Record, dict[str, Any]]:
     parts = {
         feature.name: feature.parse(part, partial(validated, path=f"$.{feature.field}"))
         for feature, part in raw.items()
-        if feature.parse is not None
     }
     return parsed, parts
 

@@ -37,7 +37,7 @@ async def deletable(
 
     def spared(connection: Connection) -> list[Condition]:
         found = in_use(store.database, connection)
-        return [each.spared(paused_for) for each in found if each.spared is not None]
+        return list(filter(None, (each.spared(paused_for) for each in found)))
 
     if paused_for:
         parts += await store.database.read(spared)

@@ -164,8 +164,7 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
     def votes(connection: Connection) -> dict[str, int]:
         counted: Counter[str] = Counter()
         for feature in in_use(database, connection):
-            if feature.count is not None:
-                counted.update(feature.count(database, connection, condition))
+            counted.update(feature.count(database, connection, condition))
         return dict(counted)
 
     after = None
@@ -193,9 +192,8 @@ def _show_runs(store: ScopedStore, connection: Connection, found: Mapping[str, M
     ids = [each for each, metadata in found.items() if metadata.get(keys.RUN) == "running"]
     if ids:
         for feature in in_use(store.database, connection):
-            if feature.statuses is not None:
-                for each, status in feature.statuses(store.database, connection, ids).items():
-                    found[each][keys.RUN] = status
+            for each, status in feature.statuses(store.database, connection, ids).items():
+                found[each][keys.RUN] = status
 
 
 def _read_values(
