@@ -16,7 +16,7 @@ from agents.usage import Usage
 from sqlalchemy import event
 
 from agents_session_metadata import ModelPrice, SessionCatalog, SessionRuns, SessionTracker, keys
-from agents_session_metadata.web.list_page import View, read_facets
+from agents_session_metadata.web.list_page import ListState, read_facets
 from conformance import raw
 from conformance.approving import Deployer, deploys
 
@@ -44,7 +44,7 @@ async def test_facets_read_the_values_and_nothing_else(engine) -> None:
     await catalog.list_sessions({"status": "open"}, keys=[])
     sent: list[str] = []
     event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
-    facets = await read_facets(catalog, View.of({}))
+    facets = await read_facets(catalog, ListState.of({}))
     assert {key: values for key, _, values in facets.groups} == {
         "status": [("open", 2, False)],
         "owner_id": [("u1", 2, False), ("u2", 1, False)],
@@ -53,7 +53,7 @@ async def test_facets_read_the_values_and_nothing_else(engine) -> None:
     assert (facets.number, facets.complete) == (4, True)
     assert len(sent) == 1
     sent.clear()
-    facets = await read_facets(catalog, View.of({"owner_id": "u2"}))
+    facets = await read_facets(catalog, ListState.of({"owner_id": "u2"}))
     assert (facets.number, facets.complete) == (1, True)
     assert len(sent) == 1
 

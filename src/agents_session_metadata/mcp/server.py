@@ -30,7 +30,7 @@ from agents_session_metadata.values import check_id
 
 from .answers import ERROR_CHARACTERS, HISTORY_NOTE, NOTE, MetadataAnswer, output_schema, to_text
 from .arguments import arguments_model, describe_problems, input_schema
-from .tools import TOOLS, Tool, View
+from .tools import TOOLS, ServedCatalog, Tool
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -84,13 +84,13 @@ def make_server(
             f"tool_prefix must be at most 40 letters, digits, _ and -, got {quoted(tool_prefix)}"
         )
     offered = [each for each in TOOLS if allow_write or each.effect == "read"]
-    return MetadataServer(View(catalog, tool_prefix, session, plain), offered)
+    return MetadataServer(ServedCatalog(catalog, tool_prefix, session, plain), offered)
 
 
 class MetadataServer(Server[Any]):
     """An MCP server with tools on a catalog. Use `make_server` to create one."""
 
-    def __init__(self, view: View, tools: list[Tool]) -> None:
+    def __init__(self, view: ServedCatalog, tools: list[Tool]) -> None:
         self._view = view
         self._tools: dict[str, tuple[Tool, type[BaseModel]]] = {}
         self._published: list[PublishedTool] = []
@@ -172,7 +172,7 @@ class MetadataServer(Server[Any]):
         return f"unexpected error ({kind}); the server's log has the details"
 
 
-def _instructions(view: View) -> str:
+def _instructions(view: ServedCatalog) -> str:
     prefix = view.prefix
     own = "" if view.session is None else " You can access only your own session."
     return (

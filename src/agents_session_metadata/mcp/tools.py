@@ -42,7 +42,7 @@ ToolFunction = Callable[..., Awaitable[JSONObject]]
 
 
 @dataclass(frozen=True)
-class View:
+class ServedCatalog:
     """The part of a catalog that the tools of one server see.
 
     The names of the tools begin with `prefix`. `session` is the only session that they see; None if
@@ -90,7 +90,7 @@ class View:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function of a `View` and of the arguments that a model sends.
+    """A function of a `ServedCatalog` and of the arguments that a model sends.
 
     Its name, docstring and parameters after the first describe the tool. `answer` is a `TypedDict`.
     `descriptions` are those of arguments that mean something else in other tools.
@@ -125,7 +125,7 @@ def tool(
 
 @tool(MetadataAnswer)
 async def get_metadata(
-    view: View, session: str, key: str | None = None, offset: int = 0
+    view: ServedCatalog, session: str, key: str | None = None, offset: int = 0
 ) -> JSONObject:
     """Read the metadata of a session: the value of one key, or all keys if key is left out.
 
@@ -153,7 +153,7 @@ async def get_metadata(
 
 @tool(SessionsAnswer)
 async def list_sessions(
-    view: View,
+    view: ServedCatalog,
     where: Where = None,
     limit: int = 20,
     cursor: str | None = None,
@@ -183,7 +183,7 @@ async def list_sessions(
 
 @tool(SessionsAnswer)
 async def find_sessions(
-    view: View, metadata: Values, limit: int = 20, cursor: str | None = None
+    view: ServedCatalog, metadata: Values, limit: int = 20, cursor: str | None = None
 ) -> JSONObject:
     """Find the sessions that have all of the given metadata values, most recently active first.
 
@@ -207,7 +207,7 @@ async def find_sessions(
 
 @tool(HistoryAnswer, limit="Items per page. Default: 20.")
 async def get_history(
-    view: View,
+    view: ServedCatalog,
     session: str,
     limit: int = 20,
     cursor: str | None = None,
@@ -236,7 +236,7 @@ async def get_history(
 
 @tool(SearchAnswer, limit="Items per page. Default: 20.")
 async def search_sessions(
-    view: View,
+    view: ServedCatalog,
     query: str,
     where: Where = None,
     limit: int = 20,
@@ -267,7 +267,7 @@ async def search_sessions(
 
 @tool(RunsAnswer)
 async def list_runs(
-    view: View,
+    view: ServedCatalog,
     status: RunStatus | None = None,
     where: Where = None,
     limit: int = 20,
@@ -290,7 +290,7 @@ async def list_runs(
 
 @tool(SetAnswer, "write", key="The metadata key.")
 async def set_metadata(
-    view: View,
+    view: ServedCatalog,
     session: str,
     key: str,
     value: Value,
@@ -316,7 +316,7 @@ async def set_metadata(
 
 @tool(DeleteAnswer, "write", key="The metadata key to delete.")
 async def delete_metadata(
-    view: View,
+    view: ServedCatalog,
     session: str,
     key: str | None = None,
     all: bool = False,  # noqa: A002  # what a model reads
@@ -351,7 +351,7 @@ def _corrupt(errors: list[CorruptMetadataError]) -> JSONObject:
 
 
 def _listed(
-    view: View, info: SessionInfo, whole: int, corrupt: list[CorruptMetadataError]
+    view: ServedCatalog, info: SessionInfo, whole: int, corrupt: list[CorruptMetadataError]
 ) -> JSONObject:
     record: JSONObject = {
         "session": info.session_id,

@@ -34,9 +34,9 @@ from agents_session_metadata.http.requests import answer_to
 from . import list_page, runs_page, session_page, statistics_page
 from .call import (
     HEADERS,
-    Call,
     DecidedBy,
     Options,
+    PageCall,
     check_request,
     read_form,
 )
@@ -153,7 +153,7 @@ class _BrowserApp(HTTPApp):
     options: Options
 
     async def respond(self, request: Request) -> Response:
-        call = Call(request, self.options, self.options.catalog)
+        call = PageCall(request, self.options, self.options.catalog)
         try:
             check_request(request, self.options.hosts)
             response = await self._answer(request, call)
@@ -168,7 +168,7 @@ class _BrowserApp(HTTPApp):
             call.keep_token(response)
         return response
 
-    async def _answer(self, request: Request, call: Call) -> Response:
+    async def _answer(self, request: Request, call: PageCall) -> Response:
         path = call.path
         is_read = request.method in {"GET", "HEAD"}
         if path in _FILES and is_read:

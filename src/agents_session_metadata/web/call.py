@@ -76,7 +76,7 @@ class Options:
 
 
 @dataclass
-class Call:
+class PageCall:
     """A request. `catalog` is replaced by the one in its scope before a page is called."""
 
     request: Request

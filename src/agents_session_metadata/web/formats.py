@@ -28,7 +28,7 @@ def clean(value: Any) -> Any:
 
 
 def encoded(value: str) -> str:
-    """Encode a text for `Call.exact`, because browsers change the line breaks of a field."""
+    """Encode a text for `PageCall.exact`, because browsers change the line breaks of a field."""
     return quote(value, safe="", errors="replace")
 
 

@@ -26,7 +26,7 @@ from agents_session_metadata.query.filters import parse_filter as check_filter
 from agents_session_metadata.text import strict_json
 from agents_session_metadata.types import JSONObject, SearchHit, SearchPage, SessionInfo
 
-from .call import Call
+from .call import PageCall
 
 FACETS = {
     keys.STATUS: "Status",
@@ -63,7 +63,7 @@ _LISTED = (
 
 
 @dataclass(frozen=True)
-class View:
+class ListState:
     """The search, the filter, the order and the position of a list.
 
     `q` is the search and `text` the filter, both as they were typed. `state` is that of the runs of
@@ -80,7 +80,7 @@ class View:
     trail: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> View:
+    def of(cls, query: Mapping[str, str]) -> ListState:
         order = query.get("order") or "-updated_at"
         if order not in ORDERS:
             raise HTTPException(400, f"The order must be one of {', '.join(ORDERS)}.")
@@ -136,24 +136,24 @@ class View:
     def query(self) -> str:
         return f"?{urlencode(found)}" if (found := self.parameters()) else ""
 
-    def first(self, **changes: Any) -> View:
+    def first(self, **changes: Any) -> ListState:
         return replace(self, **{"cursor": None, "trail": (), **changes})
 
-    def older(self, cursor: str) -> View:
+    def older(self, cursor: str) -> ListState:
         trail = (*self.trail, self.cursor or "")[-_LONGEST_TRAIL:]
         return replace(self, cursor=cursor, trail=trail)
 
-    def newer(self) -> View | None:
+    def newer(self) -> ListState | None:
         """Returns the previous page; None if its cursor is not in the trail."""
         if not self.trail:
             return None
         return replace(self, cursor=self.trail[-1] or None, trail=self.trail[:-1])
 
-    def choosing(self, key: str, value: Any) -> View:
+    def choosing(self, key: str, value: Any) -> ListState:
         others = tuple(each for each in self.chosen if each[0] != key)
         return self.first(chosen=(*others, (key, value)))
 
-    def without(self, key: str) -> View:
+    def without(self, key: str) -> ListState:
         return self.first(chosen=tuple(each for each in self.chosen if each[0] != key))
 
 
@@ -229,7 +229,7 @@ class Facets:
 
 
 async def read_facets(
-    catalog: SessionCatalog, view: View, found: Sequence[str] | None = None
+    catalog: SessionCatalog, view: ListState, found: Sequence[str] | None = None
 ) -> Facets:
     """Count the values of a list, or of sessions that a search has `found`."""
     where = view.where if found is None else {"$session_id": {"$in": list(found[:SAMPLE])}}
@@ -245,7 +245,7 @@ async def read_facets(
 
 
 def _groups(
-    found: Mapping[str, Counter[Any]], number: int, view: View
+    found: Mapping[str, Counter[Any]], number: int, view: ListState
 ) -> Iterator[tuple[str, str, list[tuple[Any, int, bool]]]]:
     chosen = dict(view.chosen)
     for key, heading in FACETS.items():
@@ -272,7 +272,7 @@ async def read_infos(
     return {info.session_id: info for info in found.sessions}
 
 
-async def _search(call: Call, view: View) -> tuple[SearchPage, list[str]]:
+async def _search(call: PageCall, view: ListState) -> tuple[SearchPage, list[str]]:
     """Returns a page of sessions with their newest hits, and the ids of the newest matches."""
 
     async def page(limit: int, cursor: str | None) -> SearchPage:
@@ -292,16 +292,16 @@ async def _search(call: Call, view: View) -> tuple[SearchPage, list[str]]:
     return shown, ids
 
 
-async def events(call: Call) -> Response:
+async def events(call: PageCall) -> Response:
     """Follow the sessions that a list can show, or one session. The pages read themselves again."""
-    where = View.of(call.query).where
+    where = ListState.of(call.query).where
     if session_id := call.query.get("id"):
         where = {"$session_id": {"$in": [session_id]}}
     return call.options.streams.follow(call.catalog, where, lambda _: {}, ignore)
 
 
-async def sessions(call: Call) -> Response:
-    view = View.of(call.query)
+async def sessions(call: PageCall) -> Response:
+    view = ListState.of(call.query)
     corrupt: list[CorruptMetadataError] = []
     hits: dict[str, SearchHit] = {}
     ids: list[str] | None = None

@@ -13,9 +13,9 @@ from agents_session_metadata.errors import RunInterruptedError, SessionBusyError
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.runs.runs import SessionRuns
 
-from .call import Call
+from .call import PageCall
 from .formats import content_of
-from .list_page import View, read_infos
+from .list_page import ListState, read_infos
 
 STATES = {
     "": "All",
@@ -39,8 +39,8 @@ async def count_waiting(catalog: SessionCatalog) -> str:
     return f"{len(page.runs) or ''}{'+' if page.next_cursor else ''}"
 
 
-async def page(call: Call) -> Response:
-    view = View.of(call.query)
+async def page(call: PageCall) -> Response:
+    view = ListState.of(call.query)
     if view.state not in STATES:
         raise HTTPException(400, f"The runs must be one of {', '.join(filter(None, STATES))}.")
     if view.problem:
@@ -74,17 +74,17 @@ async def _request(catalog: SessionCatalog, session_id: str) -> str:
     return content_of(items[0].get("content"))[0] if items else ""
 
 
-async def approve(call: Call) -> Response:
+async def approve(call: PageCall) -> Response:
     return await _decide(call, approve=True, message=None)
 
 
-async def reject(call: Call) -> Response:
+async def reject(call: PageCall) -> Response:
     """Reject a call. The model receives the message of the form."""
     message = call.form.get("message", "").strip() or None
     return await _decide(call, approve=False, message=message)
 
 
-async def _decide(call: Call, *, approve: bool, message: str | None) -> Response:
+async def _decide(call: PageCall, *, approve: bool, message: str | None) -> Response:
     session_id, call_id = call.session_id(), call.exact("call")
     if not call_id:
         raise HTTPException(400, "The form names no call.")
@@ -108,7 +108,7 @@ async def _decide(call: Call, *, approve: bool, message: str | None) -> Response
     return RedirectResponse(f"{_back(call)}#{_anchor(session_id)}", 303)
 
 
-async def discard(call: Call) -> Response:
+async def discard(call: PageCall) -> Response:
     """Give up a run that does not work."""
     try:
         await SessionRuns(call.catalog).discard(call.session_id())
@@ -117,11 +117,11 @@ async def discard(call: Call) -> Response:
     return RedirectResponse(_back(call), 303)
 
 
-def _back(call: Call) -> str:
+def _back(call: PageCall) -> str:
     """Returns the address of the page that the form was on."""
     fields = [name for name in call.form if name.startswith(_STATE)]
     state = {name.removeprefix(_STATE): call.exact(name) for name in fields}
-    return call.url("/runs", **View.of(state).parameters())
+    return call.url("/runs", **ListState.of(state).parameters())
 
 
 def _anchor(session_id: str) -> str:

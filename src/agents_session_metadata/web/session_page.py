@@ -20,11 +20,10 @@ from agents_session_metadata.history.items import cursors_at
 from agents_session_metadata.lifecycle import history_of
 from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.text import ascii_json, parse_time
-from agents_session_metadata.tracking.invocations import invocations_of
 from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo, UsageRow
 from agents_session_metadata.values import id_problem
 
-from .call import Call
+from .call import PageCall
 from .formats import as_json, content_of, lines, seconds, shown
 from .list_page import sentence
 from .markdown import find_image
@@ -42,7 +41,7 @@ _ITEMS_BEFORE = 20
 """The number of items before the item in the URL."""
 
 
-async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
+async def load_session(call: PageCall) -> tuple[SessionInfo, list[str]]:
     """Returns the session in the URL, and the keys whose values are not valid JSON."""
     corrupt: list[CorruptMetadataError] = []
     session_id = call.session_id()
@@ -54,7 +53,7 @@ async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
     return info, [each.key for each in corrupt]
 
 
-async def session(call: Call) -> Response:
+async def session(call: PageCall) -> Response:
     info, corrupt = await load_session(call)
     item_id = call.item_id("item", required=False)
     cursors = None
@@ -98,7 +97,7 @@ async def session(call: Call) -> Response:
 
 
 async def _around(
-    call: Call, session_id: str, before_item: str, from_item: str
+    call: PageCall, session_id: str, before_item: str, from_item: str
 ) -> tuple[list[ItemInfo], str | None, str | None]:
     """Returns an item and those around it, and the cursors for older and later items."""
     before = await call.catalog.list_items(
@@ -114,7 +113,7 @@ async def _around(
     return before.items[::-1] + after.items, before.next_cursor, after.next_cursor
 
 
-async def raw(call: Call) -> Response:
+async def raw(call: PageCall) -> Response:
     info, _ = await load_session(call)
     newest = call.query.get("from") == "end"
     page = await call.catalog.list_items(
@@ -136,7 +135,7 @@ def _json(document: Any) -> Response:
     return Response(text, media_type="application/json")
 
 
-async def item(call: Call) -> Response:
+async def item(call: PageCall) -> Response:
     """Return a whole item as JSON, or one of its images."""
     session_id, item_id, image = call.session_id(), call.item_id("item"), call.query.get("image")
     cursors = item_id and await cursors_at(call.catalog._store, session_id, item_id)
@@ -209,7 +208,8 @@ def turns(
     """Group items, oldest first, into turns. Outputs of tools join their calls."""
     found: list[Turn] = []
     calls: dict[str, Step] = {}
-    recorded: Any = invocations_of(metadata or {})
+    recorded: Any = (metadata or {}).get(keys.INVOCATION_DETAILS)
+    recorded = recorded if isinstance(recorded, list) else []
     known = {each.get("id"): each for each in recorded if isinstance(each, dict)}
     used = {row.item_id: row for row in usage}
     for info in items:
@@ -273,7 +273,7 @@ def _step(info: ItemInfo) -> Step:
     return step("other", kind or "item", as_json(item, indent=2))
 
 
-async def edit(call: Call) -> Response:
+async def edit(call: PageCall) -> Response:
     """Change title, tags, pinned and archived; an empty field removes its key.
 
     A field that has not been edited changes nothing: a form cannot show every value, and another
@@ -316,12 +316,12 @@ def _change_tags(metadata: Metadata, known: list[str], given: list[str]) -> None
         metadata[keys.TAGS] = tags
 
 
-def _line(call: Call, name: str) -> str:
+def _line(call: PageCall, name: str) -> str:
     """Returns a field without line breaks, which browsers remove from one-line fields."""
     return call.form.get(name, "").replace("\r", "").replace("\n", "")
 
 
-async def fork(call: Call) -> Response:
+async def fork(call: PageCall) -> Response:
     before = call.item_id("before", required=False)
     try:
         copy = await call.catalog.fork_session(call.session_id(), before=before)
@@ -330,19 +330,19 @@ async def fork(call: Call) -> Response:
     return call.redirect("/session", id=copy.session_id)
 
 
-async def ask_delete(call: Call) -> Response:
+async def ask_delete(call: PageCall) -> Response:
     info, _ = await load_session(call)
     return call.render("ask.html", info=info, action="/delete", before=None, has_form=True)
 
 
-async def delete(call: Call) -> Response:
+async def delete(call: PageCall) -> Response:
     session_id = call.session_id()
     if not await call.catalog.delete_session(session_id):
         raise SessionNotFoundError(session_id)
     return call.redirect("/")
 
 
-async def ask_rewind(call: Call) -> Response:
+async def ask_rewind(call: PageCall) -> Response:
     info, _ = await load_session(call)
     before, session_id = call.item_id("before"), info.session_id
     cursors = before and await cursors_at(call.catalog._store, session_id, before)
@@ -365,7 +365,7 @@ async def ask_rewind(call: Call) -> Response:
     )
 
 
-async def rewind(call: Call) -> Response:
+async def rewind(call: PageCall) -> Response:
     session_id, before = call.session_id(), call.item_id("before")
     last = call.item_id("last")
     try:

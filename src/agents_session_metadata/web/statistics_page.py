@@ -16,8 +16,8 @@ from starlette.responses import Response
 from agents_session_metadata import keys
 from agents_session_metadata.types import DayStatistics, UsageRow
 
-from .call import Call
-from .list_page import View, ignore
+from .call import PageCall
+from .list_page import ListState, ignore
 
 _DAYS = 30
 _MOST_DAYS = 92
@@ -67,7 +67,7 @@ def _milliseconds(duration: timedelta | None) -> int | None:
     return None if duration is None else duration // timedelta(milliseconds=1)
 
 
-def _range(call: Call) -> tuple[date, date]:
+def _range(call: PageCall) -> tuple[date, date]:
     """Returns the first and the last day; by default, the last 30 days."""
     today = datetime.now(timezone.utc).date()
     try:
@@ -82,8 +82,8 @@ def _range(call: Call) -> tuple[date, date]:
     return since, until
 
 
-async def page(call: Call) -> Response:
-    view = View.of(call.query)
+async def page(call: PageCall) -> Response:
+    view = ListState.of(call.query)
     first, last = _range(call)
     known: dict[str, Any] = {"view": view, "first": first, "last": last}
     if view.problem:
@@ -122,7 +122,7 @@ def _greatest(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 async def _usage(
-    call: Call, view: View, since: date, until: date
+    call: PageCall, view: ListState, since: date, until: date
 ) -> tuple[list[UsageRow] | None, str]:
     """Returns the usage by day and model, or None and the reason."""
     owner = None
