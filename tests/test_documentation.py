@@ -230,7 +230,7 @@ def test_what_signatures_name_can_be_imported() -> None:
             if (ours or constant) and not name.startswith("_"):
                 unknown.add(name)
     # Protocols, and what stands for "not given".
-    unknown -= {"Editable", "Forwarding", "MISSING"}
+    unknown -= {"AnySession", "Forwarding", "MISSING"}
     assert unknown <= set(agents_session_metadata.__all__)
 
 

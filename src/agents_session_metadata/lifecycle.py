@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from agents_session_metadata import keys
 
@@ -17,8 +17,11 @@ from .errors import InvalidMetadataError, InvalidPhaseError, SessionNotFoundErro
 from .query.filters import Where
 from .scope import ScopedStore
 from .text import parse_time, quoted
-from .types import JSONValue, Metadata, MetadataLimits, SessionInfo
+from .types import JSONValue, Metadata, SessionInfo
 from .values import json_text
+
+if TYPE_CHECKING:
+    from .session import SQLAlchemyMetadataSession
 
 PHASES = ("initializing", "investigating", "planning", "approval", "executing", "validating")
 """The default phases of active work. `start` enters the first one."""
@@ -35,22 +38,16 @@ ResumeReason: TypeAlias = Literal[
 """`resumable`, or the first condition that failed."""
 
 
-class _Session(Protocol):
-    @property
-    def session_id(self) -> str: ...
-
-    @property
-    def catalog(self) -> Any: ...
-
-    async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata: ...
-
-
 class Forwarding(Protocol):
     """A wrapper around a session that forwards attributes to it, as `EncryptedSession` does."""
 
     session_id: str
 
     def __getattr__(self, name: str, /) -> Any: ...
+
+
+AnySession: TypeAlias = "SQLAlchemyMetadataSession | Forwarding"
+"""A session with metadata, or a wrapper around it."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ class SessionLifecycle:
 
     def __init__(
         self,
-        session: _Session | Forwarding,
+        session: AnySession,
         policy: ResumePolicy | None = None,
         *,
         phases: Collection[str] = PHASES,
@@ -433,7 +430,7 @@ def _count_error(stored: Metadata, message: str) -> None:
 
 
 def enter_phase(
-    stored: Metadata, phase: str, now: datetime, session: object, *, final: bool = False
+    stored: Metadata, phase: str, now: datetime, session: AnySession, *, final: bool = False
 ) -> None:
     history = stored.get(keys.PHASE_HISTORY)
     moves = history if isinstance(history, list) else []
@@ -444,20 +441,24 @@ def enter_phase(
     stored[keys.TOUCHED_AT] = now.isoformat()
 
 
-def newest(session: object, entries: Sequence[JSONValue]) -> list[JSONValue]:
+def newest(session: AnySession, entries: Sequence[JSONValue]) -> list[JSONValue]:
     """Returns the newest entries whose JSON is within the session's limit for a value."""
-    store = store_of(session)
-    limits = MetadataLimits() if store is None else store.limits
+    limits = store_of(session).limits
     kept = list(entries[-HISTORY_LENGTH:])
     while len(kept) > 1 and len(json_text("", kept).encode()) > limits.max_value_bytes:
         del kept[0]
     return kept
 
 
-def store_of(session: Any) -> ScopedStore | None:
-    """Looks behind wrappers too. Returns None for a session of another kind."""
+def store_of(session: object) -> ScopedStore:
+    """Returns the store of a session, also of one inside a wrapper."""
     catalog = getattr(session, "catalog", None)
-    return catalog._store if isinstance(catalog, SessionCatalog) else None
+    if not isinstance(catalog, SessionCatalog):
+        raise TypeError(
+            "session must be a session with metadata, such as a SQLAlchemyMetadataSession, "
+            f"got {quoted(type(session).__name__)}"
+        )
+    return catalog._store
 
 
 def count_of(stored: Mapping[str, Any], key: str) -> int:

@@ -454,15 +454,3 @@ async def test_invocations_that_are_recorded_by_hand(catalog, session):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             await add_invocation(session, **{"invocation_id": "i", "tool": "t", **wrong})
     assert await session.get_metadata() == before
-
-
-async def test_invocations_in_the_form_of_the_first_version(session, clock, tools):
-    before = {keys.INVOCATIONS: [["old", "look", 5]], keys.TOOL_CALLS: [["look", 1, 5]]}
-    await session.set_metadata(before)
-    engineer = agent("engineer", calls("look"), "done", tools=tools)
-    async with SessionTracker(session, clock=clock) as hooks:
-        await Runner.run(engineer, "hello", session=session, hooks=hooks)
-    stored = await session.get_metadata()
-    assert stored[keys.INVOCATIONS] == ["old", "call-1"]
-    assert details(stored) == [("old", "look", 5, None), ("call-1", "look", 250, True)]
-    assert stored[keys.TOOL_CALLS] == [["look", 2, 255]]

@@ -88,10 +88,10 @@ async def _has_ledger(settings: Settings) -> bool:
 
 def _can_book(tracker: SessionTracker, record: RunRecord) -> bool:
     """A tracker of another session or database counts by itself."""
-    store, lease = tracker._store, record.lease
-    if store is None or not record.progress.durable:
+    lease = record.lease
+    if not record.progress.durable:
         return False
-    one, other = store.database, lease.store.database
+    one, other = tracker._store.database, lease.store.database
     is_same = one.engine.sync_engine is other.engine.sync_engine and one.names == other.names
     return is_same and tracker.session.session_id == lease.session_id
 

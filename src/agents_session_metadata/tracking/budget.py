@@ -92,12 +92,7 @@ class Budget:
             TypeError: If the session is not a `SQLAlchemyMetadataSession`.
             ValueError: If the budget is per owner and the session has no `owner_id`.
         """
-        store = store_of(session)
-        if store is None:
-            raise TypeError(
-                f"session must be a SQLAlchemyMetadataSession, got {quoted(type(session).__name__)}"
-            )
-        session_id = session.session_id
+        store, session_id = store_of(session), session.session_id
         owner = await read_owner(store, session_id) if self.per == OWNER_ID else None
         spent, used = await _spent(self, store, session_id, owner)
         cost = None if self.cost is None else MONEY.subtract(decimal_of(self.cost), spent)

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, Protocol
+from typing import Any
 
 from agents_session_metadata import keys
-from agents_session_metadata.lifecycle import Forwarding, newest
+from agents_session_metadata.lifecycle import AnySession, newest
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata
 from agents_session_metadata.values import storable_text
 
 
-class Editable(Protocol):
-    """A session with metadata."""
-
-    @property
-    def session_id(self) -> str: ...
-
-    async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata: ...
-
-
 @dataclass
 class Invocation:
-    """A tool call as it is stored. Of calls that 0.1.0 recorded, `ok` and `at` are not known."""
+    """A tool call as it is stored."""
 
     id: str
     tool: str
     ms: int
-    ok: bool | None = None
-    at: str | None = None
+    ok: bool
+    at: str
 
 
 async def add_invocation(
-    session: Editable | Forwarding,
+    session: AnySession,
     invocation_id: str,
     tool: str,
     *,
@@ -86,22 +77,12 @@ async def add_invocation(
     return await session.edit_metadata(lambda stored: record_invocations(session, stored, [call]))
 
 
-def record_invocations(session: object, stored: Metadata, calls: Sequence[Invocation]) -> None:
+def record_invocations(session: AnySession, stored: Metadata, calls: Sequence[Invocation]) -> None:
     stored[keys.TOOL_CALLS] = _added(stored.get(keys.TOOL_CALLS), calls)
-    kept: Any = newest(session, [*invocations_of(stored), *map(vars, calls)])
+    before = stored.get(keys.INVOCATION_DETAILS)
+    kept: Any = newest(session, [*(before if isinstance(before, list) else []), *map(vars, calls)])
     stored[keys.INVOCATION_DETAILS] = kept
     stored[keys.INVOCATIONS] = [call["id"] for call in kept]
-
-
-def invocations_of(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the details of the newest tool calls, oldest first, also of those of 0.1.0."""
-    details, calls = stored.get(keys.INVOCATION_DETAILS), stored.get(keys.INVOCATIONS)
-    before = [
-        vars(Invocation(*call))
-        for call in (calls if isinstance(calls, list) else [])
-        if isinstance(call, list) and len(call) == 3
-    ]
-    return [*before, *(details if isinstance(details, list) else [])]
 
 
 def _added(stored: object, calls: Iterable[Invocation]) -> list[list[Any]]:

@@ -76,10 +76,9 @@ class SessionTitler:
         store = store_of(session)
 
         def first_item(connection: Connection) -> int:
-            assert store is not None  # noqa: S101  # it is called in its transactions
             return oldest_id(store.database, connection, session.session_id)
 
-        before = None if store is None else await store.database.read(first_item)
+        before = await store.database.read(first_item)
         conversation = _first_turn(await session.get_items())
         if conversation is None:
             return None
@@ -103,10 +102,7 @@ class SessionTitler:
 
         try:
             # A session that was deleted in the meantime must not come back.
-            if store is None:
-                await session.edit_metadata(change, must_exist=True)
-            else:
-                await store.edit_metadata(session.session_id, change, must_exist=True, also=check)
+            await store.edit_metadata(session.session_id, change, must_exist=True, also=check)
         except SessionNotFoundError:
             return None
         return text if written else None

@@ -30,9 +30,7 @@ from agents_session_metadata.errors import (
     SessionPausedError,
     TablesMissingError,
 )
-from agents_session_metadata.lifecycle import Forwarding, count_of, store_of
-from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.text import quoted
+from agents_session_metadata.lifecycle import AnySession, count_of, store_of
 from agents_session_metadata.types import JSONValue, Metadata
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 from agents_session_metadata.usage.prices import ModelPrice, Tokens, check_prices
@@ -40,7 +38,7 @@ from agents_session_metadata.values import error_text, storable_text
 
 from .accounting import Accounts, added_cost
 from .budget import Budget, check_budget, read_owner
-from .invocations import Editable, Invocation, record_invocations
+from .invocations import Invocation, record_invocations
 from .titles import SessionTitler
 
 if TYPE_CHECKING:
@@ -128,7 +126,7 @@ class SessionTracker(RunHooks[Any]):
 
     def __init__(
         self,
-        session: Editable | Forwarding,
+        session: AnySession,
         *,
         hooks: RunHooks[Any] | None = None,
         prices: ModelPrice | Mapping[str, ModelPrice] | None = None,
@@ -137,12 +135,9 @@ class SessionTracker(RunHooks[Any]):
         model: str | None = None,
         budget: Budget | None = None,
     ) -> None:
-        _check_session(session)
         check_prices(prices)
         self.session = session
         self._store = store_of(session)
-        if budget is not None and self._store is None:
-            raise TypeError(f"a budget needs a session with a catalog, got {_kind_of(session)}")
         self._hooks: RunHooks[Any] = RunHooks() if hooks is None else hooks
         self._prices = prices
         self._clock = clock
@@ -315,12 +310,11 @@ class SessionTracker(RunHooks[Any]):
 
     async def _read_owner(self) -> None:
         self._has_read_owner = True
-        if self._owner is None and self._store is not None:
+        if self._owner is None:
             self._owner = await read_owner(self._store, self.session.session_id)
 
     async def _check_budget(self, budget: Budget, usage: Usage, agent: Any) -> None:
         """Writes the usage so far before the check, so that other runs count it."""
-        assert self._store is not None  # noqa: S101  # the constructor has checked it
         await settle(self._flush())
         unpriced = dict(self._accounts.unpriced)
         model = self._accounts.model_of(agent)
@@ -368,8 +362,8 @@ class SessionTracker(RunHooks[Any]):
         except Exception as error:
             logger.warning("what a run did could not be recorded", exc_info=True)
             lost = isinstance(error, SessionMetadataError)
-            if lost and self._store is not None and not isinstance(error, TablesMissingError):
-                await self._write_ledger(self._store, entries, owner)
+            if lost and not isinstance(error, TablesMissingError):
+                await self._write_ledger(entries, owner)
         if self._titler is not None and answered and not failures and stored is not None:
             self._titler.start(self.session, stored)
 
@@ -419,7 +413,7 @@ class SessionTracker(RunHooks[Any]):
     ) -> Metadata:
         """Edits the metadata and adds to the ledger, unless that is missing, in one transaction."""
         store, session_id = self._store, self.session.session_id
-        if store is None or not entries:
+        if not entries:
             return await self.session.edit_metadata(change)
         try:
             await store.database.ensure(USAGE)
@@ -436,9 +430,8 @@ class SessionTracker(RunHooks[Any]):
         must_exist = getattr(self.session, "_must_exist", False)
         return await store.edit_metadata(session_id, change, must_exist=must_exist, also=add)
 
-    async def _write_ledger(
-        self, store: ScopedStore, entries: list[UsageEntry], owner: JSONValue
-    ) -> None:
+    async def _write_ledger(self, entries: list[UsageEntry], owner: JSONValue) -> None:
+        store = self._store
         if owner is None:
             owner = store.scope.values.get(keys.OWNER_ID)
         try:
@@ -450,19 +443,6 @@ class SessionTracker(RunHooks[Any]):
                 )
         except Exception:
             logger.warning("what a run used could not be recorded", exc_info=True)
-
-
-def _check_session(session: object) -> None:
-    named = isinstance(getattr(session, "session_id", None), str)
-    if not named or not callable(getattr(session, "edit_metadata", None)):
-        raise TypeError(
-            f"session must be a session with metadata, such as a SQLAlchemyMetadataSession, "
-            f"got {_kind_of(session)}"
-        )
-
-
-def _kind_of(session: object) -> str:
-    return quoted(type(session).__name__)
 
 
 def _call_id(context: Any, tool: Any) -> str:
