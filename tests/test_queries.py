@@ -21,7 +21,7 @@ from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering, seal, unseal
 from agents_session_metadata.query.pages import Reader
-from agents_session_metadata.query.queries import Queries, Query
+from agents_session_metadata.query.queries import BoundStatement, Queries
 from agents_session_metadata.query.statements import Builder
 
 PARTS: st.SearchStrategy[dict[str, Any]] = st.recursive(
@@ -44,7 +44,7 @@ def queries() -> Queries:
     return Queries(SQLite(), query_tables(table_names()), native_ids=True)
 
 
-def count(asked: Queries, condition: Condition) -> Query:
+def count(asked: Queries, condition: Condition) -> BoundStatement:
     return asked.query(Builder.count, condition, {})
 
 

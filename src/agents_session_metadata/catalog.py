@@ -38,7 +38,7 @@ from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
 from .query.details import NO_METADATA, Details
 from .query.filters import Where, check_filter_key, parse_values
-from .query.ordering import WALK, OrderBy, Ordering, Position, decode_cursor, encode_cursor
+from .query.ordering import WALK, OrderBy, Ordering, SessionPosition, decode_cursor, encode_cursor
 from .query.pages import LONGEST_PAGE, OnCorrupt, Reader, check_limit, read_sessions
 from .scope import ScopedStore
 from .text import quoted
@@ -607,7 +607,7 @@ class SessionCatalog:
         """
         details = Details(storable_keys(keys), count_items, preview)
         condition = self._store.condition(where)
-        after: Position | None = None
+        after: SessionPosition | None = None
         while True:
             ask = partial(
                 Reader.page,
@@ -911,7 +911,7 @@ class SessionCatalog:
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         condition = self._store.condition(where)
-        after: Position | None = None
+        after: SessionPosition | None = None
         while True:
             read = partial(read_records, self._store, condition, after)
             found, records = await self._store.database.read_snapshot(read)

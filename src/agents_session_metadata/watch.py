@@ -11,7 +11,7 @@ from typing import TypeAlias
 from .query.details import Details
 from .query.logic import Condition
 from .query.ordering import Ordering
-from .query.pages import Found, OnCorrupt, Reader, read_sessions
+from .query.pages import FoundSession, OnCorrupt, Reader, read_sessions
 from .scope import ScopedStore
 from .types import SessionChange, SessionInfo
 
@@ -39,7 +39,7 @@ async def poll_changes(
 ) -> AsyncGenerator[list[SessionChange], None]:
     """Yields the changes since the last poll: removed sessions first, the newest session last."""
 
-    def read(reader: Reader) -> list[Found]:
+    def read(reader: Reader) -> list[FoundSession]:
         details = Details(keys, newest_item=True)
         return reader.page(condition, _NEWEST, limit=limit, details=details)
 
@@ -60,7 +60,7 @@ async def poll_changes(
         await asyncio.sleep(interval)
 
 
-def _state_of(found: Found) -> str:
+def _state_of(found: FoundSession) -> str:
     """Returns text that differs if messages or metadata do. In Python, `True` equals `1`."""
     info = found.info
     corrupt = sorted(error.key for error in found.errors)

@@ -17,7 +17,12 @@ import pytest
 from agents_session_metadata import InvalidCursorError, SessionCatalog
 from agents_session_metadata.dialects.sqltypes import SDKTime
 from agents_session_metadata.query.filters import parse_filter
-from agents_session_metadata.query.ordering import Ordering, Position, decode_cursor, encode_cursor
+from agents_session_metadata.query.ordering import (
+    Ordering,
+    SessionPosition,
+    decode_cursor,
+    encode_cursor,
+)
 from agents_session_metadata.values import search_key
 from conformance import raw
 
@@ -36,21 +41,21 @@ EVERY_CONDITION: dict[str, Any] = {
 }
 TIME = "2026-01-02 03:04:05"
 CURSORS = {
-    "session_id": (Position("chat-1"), "Aeajh1PZEe983x9SWek9JFtbImNoYXQtMSJd"),
+    "session_id": (SessionPosition("chat-1"), "Aeajh1PZEe983x9SWek9JFtbImNoYXQtMSJd"),
     "-updated_at": (
-        Position("chat-1", TIME),
+        SessionPosition("chat-1", TIME),
         "AXL_E7f9SF_qC_EfU3sUG6pbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiXQ",
     ),
     "created_at": (
-        Position("chat-é", TIME),
+        SessionPosition("chat-é", TIME),
         "AWOk0neuUIlnk9xTqLAcEPNbImNoYXQtXHUwMGU5IiwiMjAyNi0wMS0wMiAwMzowNDowNSJd",
     ),
     "-title": (
-        Position("chat-1", TIME, search_key("My chat")),
+        SessionPosition("chat-1", TIME, search_key("My chat")),
         "AUFpmtAvRfkCXCbw2sYwa6JbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiLCJRRTE1SUdOb1lYUT0iXQ",
     ),
     "title": (
-        Position("chat-1", TIME),
+        SessionPosition("chat-1", TIME),
         "AX8_y7TzozYfUBEUWBBu9TtbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiLG51bGxd",
     ),
 }

@@ -44,7 +44,7 @@ VERSION = b"\x01"
 _DIGEST_BYTES = 16
 
 
-class Position(NamedTuple):
+class SessionPosition(NamedTuple):
     """The last session of a page.
 
     `time` is in its stored form. `value` is None also if the session does not have the key.
@@ -111,7 +111,7 @@ WALK = Ordering("session_id", descending=False, native=True)
 """By primary key: the order in which all sessions are walked."""
 
 
-def encode_cursor(position: Position, condition: Condition, ordering: Ordering) -> str:
+def encode_cursor(position: SessionPosition, condition: Condition, ordering: Ordering) -> str:
     body: list[Any] = [position.session_id]
     if ordering.time is not None:
         body.append(position.time)
@@ -123,7 +123,7 @@ def encode_cursor(position: Position, condition: Condition, ordering: Ordering) 
 
 def decode_cursor(
     cursor: str, condition: Condition, ordering: Ordering, stored_time: SDKTime
-) -> Position:
+) -> SessionPosition:
     """Raises `InvalidCursorError` if the cursor is damaged or belongs to another query.
 
     The digest contains no secret: anyone who knows the query can construct a cursor for it. Such a
@@ -135,7 +135,7 @@ def decode_cursor(
     time, value = (*more, None, None)[:2]
     try:
         key = None if value is None else split_search_key(base64.b64decode(value))
-        return Position(session_id, time, key)
+        return SessionPosition(session_id, time, key)
     except ValueError:
         raise InvalidCursorError from None
 

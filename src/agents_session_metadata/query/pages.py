@@ -20,7 +20,7 @@ from agents_session_metadata.values import SearchKey, decode_scalar, decode_valu
 from .conditions import Exists, IdIn
 from .details import METADATA, NO_METADATA, Details, preview_of
 from .logic import All, Condition, Parameters
-from .ordering import NEWEST_FIRST, OLDEST_FIRST, WALK, Ordering, Position
+from .ordering import NEWEST_FIRST, OLDEST_FIRST, WALK, Ordering, SessionPosition
 from .queries import Queries, queries_of
 from .statements import MISSING, Builder
 from .walks import Bounds, Chooser, WalkBuilder
@@ -42,11 +42,11 @@ def check_limit(limit: int, most: int = 2**31 - 1, name: str = "limit") -> None:
         raise ValueError(f"{name} must be between 1 and {most}, got {quoted(limit)}")
 
 
-class Found(NamedTuple):
+class FoundSession(NamedTuple):
     """A session without the keys whose values are corrupt, and an error for each of them."""
 
     info: SessionInfo
-    position: Position
+    position: SessionPosition
     errors: tuple[CorruptMetadataError, ...]
     newest_item: int | None = None
 
@@ -76,9 +76,9 @@ class Reader:
         ordering: Ordering,
         *,
         limit: int,
-        after: Position | None = None,
+        after: SessionPosition | None = None,
         details: Details = METADATA,
-    ) -> list[Found]:
+    ) -> list[FoundSession]:
         """Reads a page by one statement, with a row per session and key.
 
         By activity, a second or third one may be needed.
@@ -96,10 +96,10 @@ class Reader:
         condition: Condition,
         ordering: Ordering,
         limit: int,
-        after: Position | None,
+        after: SessionPosition | None,
         details: Details,
         bounds: Bounds | None,
-    ) -> list[Found] | None:
+    ) -> list[FoundSession] | None:
         """With bounds, returns None if more than a few sessions match."""
         parameters: Parameters = {"limit": limit, **details.parameters(self.database.dialect)}
         if ordering.key is not None:
@@ -125,7 +125,7 @@ class Reader:
         if bounds is not None:
             return _if_few(self.connection.execute(*ask(pieces=1)))
 
-        def read(pieces: int) -> list[Found]:
+        def read(pieces: int) -> list[FoundSession]:
             return collect(self.connection.execute(*ask(pieces=pieces)))
 
         return self._in_whole_order(read, lambda found: found.position.value)
@@ -135,10 +135,10 @@ class Reader:
         condition: Condition,
         ordering: Ordering,
         limit: int,
-        after: Position | None,
+        after: SessionPosition | None,
         details: Details,
         bounds: Bounds,
-    ) -> list[Found] | None:
+    ) -> list[FoundSession] | None:
         """Returns None if the walk has ended at its bound."""
         parameters: Parameters = {"limit": limit, **details.parameters(self.database.dialect)}
         query = self.queries.query(
@@ -158,13 +158,15 @@ class Reader:
     def _chooser(self, condition: Condition, begin: object = (True, True)) -> Chooser:
         return Chooser(self.database, self.connection, condition, begin)
 
-    def last(self, condition: Condition, details: Details = METADATA) -> Found | None:
+    def last(self, condition: Condition, details: Details = METADATA) -> FoundSession | None:
         """Reads the most recently active session.
 
         Within one tick of the clock, it is the one with the newest message.
         """
 
-        def sort(bounds: Bounds | None, condition: Condition = condition) -> list[Found] | None:
+        def sort(
+            bounds: Bounds | None, condition: Condition = condition
+        ) -> list[FoundSession] | None:
             parameters = details.parameters(self.database.dialect)
             ask = partial(self.queries.query, Builder.last, details=details.shape)
             if bounds is None:
@@ -172,7 +174,7 @@ class Reader:
             query = ask(condition, {**parameters, **bounds.parameters}, few=True)
             return _if_few(self.connection.execute(*query))
 
-        def walk(bounds: Bounds) -> list[Found] | None:
+        def walk(bounds: Bounds) -> list[FoundSession] | None:
             found = self._walked(condition, NEWEST_FIRST, _TIED, None, NO_METADATA, bounds)
             if not found:
                 return found
@@ -187,7 +189,7 @@ class Reader:
 
     def last_of_each(
         self, key: str, condition: Condition, limit: int, details: Details
-    ) -> list[Found]:
+    ) -> list[FoundSession]:
         """Reads the most recently active session of each scalar value, newest first."""
         having = All((condition, Exists(key)))
         parameters = {"each_key": key, "limit": limit}
@@ -199,8 +201,8 @@ class Reader:
         return sorted(found, key=lambda each: ids.index(each.info.session_id))
 
     def oldest(
-        self, condition: Condition, *, limit: int, after: Position | None = None
-    ) -> list[Position] | None:
+        self, condition: Condition, *, limit: int, after: SessionPosition | None = None
+    ) -> list[SessionPosition] | None:
         """Returns the longest inactive sessions, or None if there is no index in this order."""
         if not self._chooser(condition).has_index:
             return None
@@ -251,11 +253,11 @@ async def read_sessions(database: Database, work: Callable[[Reader], T]) -> T:
     return await database.read(lambda connection: work(Reader(database, connection)))
 
 
-def collect(result: Result[Any]) -> list[Found]:
+def collect(result: Result[Any]) -> list[FoundSession]:
     return _collected(list(result.keys()), result.all())
 
 
-def _if_few(result: Result[Any]) -> list[Found] | None:
+def _if_few(result: Result[Any]) -> list[FoundSession] | None:
     """Returns None if more than a few sessions match."""
     names, rows = list(result.keys()), result.all()
     if rows[0][names.index("more")] is not None:
@@ -263,7 +265,7 @@ def _if_few(result: Result[Any]) -> list[Found] | None:
     return _collected(names, [row for row in rows if row[0] is not None])
 
 
-def _collected(names: Sequence[str], every_row: Iterable[Any]) -> list[Found]:
+def _collected(names: Sequence[str], every_row: Iterable[Any]) -> list[FoundSession]:
     """Combines the rows of each session, which has one row per key."""
     place = {name: index for index, name in enumerate(names)}
     has_metadata, count, message = "key" in place, place.get("item_count"), place.get("message")
@@ -292,7 +294,7 @@ def _collected(names: Sequence[str], every_row: Iterable[Any]) -> list[Found]:
             None if message is None else _preview(rows, message),
         )
         newest = row[place["newest_item"]] if "newest_item" in place else None
-        found.append(Found(info, _position(session_id, row, place), tuple(errors), newest))
+        found.append(FoundSession(info, _position(session_id, row, place), tuple(errors), newest))
     return found
 
 
@@ -301,15 +303,15 @@ def _preview(rows: list[Any], place: int) -> str | None:
     return None if message is None else preview_of(message)
 
 
-def _position(session_id: str, row: Any, place: dict[str, int]) -> Position:
+def _position(session_id: str, row: Any, place: dict[str, int]) -> SessionPosition:
     if "position" not in place:
-        return Position(session_id)
+        return SessionPosition(session_id)
     time = str(row[place["position"]])
     if "position_key" not in place:
-        return Position(session_id, time)
+        return SessionPosition(session_id, time)
     indexed, rest = (bytes(row[place[name]]) for name in ("position_key", "position_rest"))
     value = None if indexed in MISSING.values() else SearchKey(indexed, rest)
-    return Position(session_id, time, value)
+    return SessionPosition(session_id, time, value)
 
 
 def _longest_tie(values: Iterable[SearchKey | None], compared: int) -> int:

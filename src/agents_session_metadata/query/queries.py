@@ -20,7 +20,7 @@ from .logic import Condition, Context, Parameters
 from .statements import Builder
 
 
-class Query(NamedTuple):
+class BoundStatement(NamedTuple):
     statement: Statement
     parameters: Parameters
 
@@ -37,13 +37,13 @@ class Queries:
         self._statements: dict[Any, Statement] = {}
         self._lock = threading.Lock()
 
-    def ids(self, condition: Condition, *, after: str | None, limit: int) -> Query:
+    def ids(self, condition: Condition, *, after: str | None, limit: int) -> BoundStatement:
         parameters = {"limit": limit, **({} if after is None else {"after_id": after})}
         return self.query(Builder.ids, condition, parameters, walk=after is not None)
 
     def where(
         self, statement: Statement, condition: Condition, session_id: ColumnElement[str]
-    ) -> Query:
+    ) -> BoundStatement:
         """Restricts a statement to the session with this id, if the condition holds for it."""
         builder = Builder(self._context, condition)
         shape = ("where", session_id), condition.shape()
@@ -53,7 +53,7 @@ class Queries:
             # An alias is another one in each call.
             if isinstance(getattr(session_id, "table", None), Table):
                 self._keep(shape, truth)
-        return Query(statement.where(truth), builder.parameters())
+        return BoundStatement(statement.where(truth), builder.parameters())
 
     def query(
         self,
@@ -62,7 +62,7 @@ class Queries:
         parameters: Parameters,
         make: type[Builder] = Builder,
         **shape: Hashable,
-    ) -> Query:
+    ) -> BoundStatement:
         """Builds a statement by a method of a builder, or takes it from the cache.
 
         `shape` must contain everything besides the shape of the condition that changes its text.
@@ -73,7 +73,7 @@ class Queries:
         if statement is None:
             statement = build(builder, **shape)
             self._keep(kind, statement)
-        return Query(statement, {**builder.parameters(), **parameters})
+        return BoundStatement(statement, {**builder.parameters(), **parameters})
 
     def _keep(self, shape: Any, built: Any) -> None:
         with self._lock:

@@ -69,7 +69,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Term:
+class SortTerm:
     """A sort criterion, selected as `label`.
 
     `after` is the parameter for the value at a position. Not every database can sort by a whole
@@ -273,7 +273,7 @@ class Builder:
     def _with_metadata(
         self,
         inner: Statement,
-        terms: Sequence[Term],
+        terms: Sequence[SortTerm],
         details: Details,
         *,
         native: bool = False,
@@ -336,19 +336,19 @@ class Builder:
         time = self._dialect.stored_time.of(self._dialect.unindexed(column))
         return time, time
 
-    def _by_columns(self, ordering: Ordering, session_id: Id) -> Iterator[Term]:
+    def _by_columns(self, ordering: Ordering, session_id: Id) -> Iterator[SortTerm]:
         by_key = ordering.key is not None
         if ordering.time is not None:
             time, order = self._time(ordering.time)
             after = bindparam("after_time", type_=self._dialect.stored_time)
-            yield Term("position", time, by_key or ordering.descending, after, [order])
+            yield SortTerm("position", time, by_key or ordering.descending, after, [order])
         own_id = self._context.sorted_id(session_id, native=ordering.native)
         after_id = bindparam("after_id", type_=String)
-        yield Term("id", own_id, ordering.descending and not by_key, after_id, [own_id])
+        yield SortTerm("id", own_id, ordering.descending and not by_key, after_id, [own_id])
 
     def _ordered_by_key(
         self, source: Source, pieces: int, *, descending: bool
-    ) -> tuple[Source, list[Term]]:
+    ) -> tuple[Source, list[SortTerm]]:
         rows = self._tables.metadata.alias("ordered")
         same = and_(
             self._by_key(rows.c.session_id, source.session_id, selective=source.selective),
@@ -360,8 +360,8 @@ class Builder:
         rest = func.coalesce(rows.c.search_rest, literal(b"", LargeBinary))
         by_rest = self._sorted_by(rest, pieces)
         terms = [
-            Term("position_key", search, descending, bytes_of_call("after_key"), [search]),
-            Term("position_rest", rest, descending, bytes_of_call("after_rest"), by_rest),
+            SortTerm("position_key", search, descending, bytes_of_call("after_key"), [search]),
+            SortTerm("position_rest", rest, descending, bytes_of_call("after_rest"), by_rest),
         ]
         return replace(source, rows=source.rows.outerjoin(rows, same)), terms
 
@@ -457,7 +457,7 @@ def _twice(page: FromClause) -> FromClause:
     return rows.limit(UNLIMITED).subquery("twice")
 
 
-def directed(terms: Sequence[Term]) -> list[Any]:
+def directed(terms: Sequence[SortTerm]) -> list[Any]:
     return [
         column.desc() if term.descending else column.asc()
         for term in terms
@@ -465,7 +465,7 @@ def directed(terms: Sequence[Term]) -> list[Any]:
     ]
 
 
-def after_position(terms: Sequence[Term]) -> Truth:
+def after_position(terms: Sequence[SortTerm]) -> Truth:
     """Returns `a >= x AND (a > x OR …)`, which every index can follow."""
     *before, last = terms
     beyond: Truth = last.compared(op.lt if last.descending else op.gt)

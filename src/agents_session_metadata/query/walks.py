@@ -39,7 +39,7 @@ from .conditions import IdIn, TimeBound, constant
 from .details import Details
 from .logic import NO_DRIVER, Condition, Parameters, Truth, best_of
 from .ordering import Ordering
-from .statements import NAME, Builder, Term, after_position, directed, limit_of_call
+from .statements import NAME, Builder, SortTerm, after_position, directed, limit_of_call
 
 T = TypeVar("T")
 
@@ -245,14 +245,14 @@ class WalkBuilder(Builder):
                 limit = self._dialect.outer_limit(moment, high=high)
                 yield (le if high else ge)(rows.c.updated_at, limit)
 
-    def _terms(self, rows: FromClause, ordering: Ordering) -> tuple[Term, Term]:
+    def _terms(self, rows: FromClause, ordering: Ordering) -> tuple[SortTerm, SortTerm]:
         """Returns time and id, as in the index."""
         stored, descending = self._dialect.stored_time, ordering.descending
         time, own_id = rows.c.updated_at, self._context.sorted_id(rows.c.session_id)
         after_time = bindparam("after_time", type_=stored)
         after_id = bindparam("after_id", type_=String)
-        by_time = Term("position", stored.of(time), descending, after_time, [time])
-        return by_time, Term("id", own_id, descending, after_id, [own_id])
+        by_time = SortTerm("position", stored.of(time), descending, after_time, [time])
+        return by_time, SortTerm("id", own_id, descending, after_id, [own_id])
 
     def _holds(self) -> Truth:
         own_id = self._sessions.c.session_id

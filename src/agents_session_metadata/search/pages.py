@@ -47,7 +47,7 @@ _NEXT = 500
 """Candidates that are read at once if those for a page were not enough."""
 
 
-class Position(NamedTuple):
+class HitPosition(NamedTuple):
     """A place in the order of hits. `time` is in the form of `Dialect.stored_time`.
 
     A title is at the newest item of its session. Without items, it is at the session's own time.
@@ -59,19 +59,19 @@ class Position(NamedTuple):
     session_id: str
 
 
-class Found(NamedTuple):
+class Candidate(NamedTuple):
     """A candidate. There is no hit if its text does not match."""
 
-    position: Position
+    position: HitPosition
     hit: SearchHit | None
 
 
-Stream = Generator[Found, None, "Position | None"]
+Stream = Generator[Candidate, None, "HitPosition | None"]
 """Yields hits in order. Returns the position of the last candidate."""
 
 
 @dataclass
-class Search:
+class HitReader:
     """One page, on one connection."""
 
     connection: Connection
@@ -85,10 +85,10 @@ class Search:
     advances: bool = False
     _filled: int = 0
     _newest: int = 0
-    _unread: Position | None = None
+    _unread: HitPosition | None = None
     """Items without a row that are here or come later were not read."""
 
-    def run(self, after: Position | None) -> tuple[list[Found], bool] | None:
+    def run(self, after: HitPosition | None) -> tuple[list[Candidate], bool] | None:
         """Returns up to one hit more than the page has, and whether nothing is left out.
 
         Returns None if there is no index.
@@ -115,8 +115,8 @@ class Search:
         return page, complete
 
     def _items(
-        self, after: Position | None, ids: list[str] | None, *, is_small: bool, native: bool
-    ) -> Iterator[Found]:
+        self, after: HitPosition | None, ids: list[str] | None, *, is_small: bool, native: bool
+    ) -> Iterator[Candidate]:
         if not is_small:
             after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[0])
             is_native = native and self._has_at_most(FEW_CANDIDATES)
@@ -138,16 +138,16 @@ class Search:
         return int(count) <= most
 
     def _read(
-        self, way: Way, after: Position | None, ids: list[str] | None, window: int = 0
+        self, way: Way, after: HitPosition | None, ids: list[str] | None, window: int = 0
     ) -> Stream:
         return self._pages(SearchBuilder.hits, self._found, way, after, ids, window)
 
     def _pages(
         self,
         build: Callable[..., Any],
-        to_found: Callable[[Any], Found],
+        to_found: Callable[[Any], Candidate],
         way: Way,
-        after: Position | None,
+        after: HitPosition | None,
         ids: list[str] | None,
         window: int = 0,
     ) -> Stream:
@@ -161,32 +161,34 @@ class Search:
             more, limit = len(found) == limit, _NEXT
         return after
 
-    def _found(self, row: Any) -> Found:
+    def _found(self, row: Any) -> Candidate:
         time, item_id, session_id, created_at, data, holds, has_row, title = row
-        position = Position(time, int(item_id), False, session_id)
+        position = HitPosition(time, int(item_id), False, session_id)
         role, text = text_of_item(_json(data)) or ("", "")
         if not has_row and position.item_id not in self.to_write:
             if len(self.to_write) == MOST:
                 self._unread = max(self._unread or position, position)
-                return Found(position, None)
+                return Candidate(position, None)
             self.to_write[position.item_id] = stored_words(text)
         match = self.query.match(text) if holds and text else None
         if match is None or (self.by_session and self._is_titled(title)):
-            return Found(position, None)
-        return Found(position, SearchHit(session_id, position.item_id, created_at, role, *match))
+            return Candidate(position, None)
+        return Candidate(
+            position, SearchHit(session_id, position.item_id, created_at, role, *match)
+        )
 
-    def _found_title(self, row: Any) -> Found:
+    def _found_title(self, row: Any) -> Candidate:
         time, item_id, session_id, moment, value = row
         title = _json(value)
         match = self.query.match(title) if isinstance(title, str) else None
-        position = Position(time, int(item_id), True, session_id)
-        return Found(position, match and SearchHit(session_id, None, moment, "title", *match))
+        position = HitPosition(time, int(item_id), True, session_id)
+        return Candidate(position, match and SearchHit(session_id, None, moment, "title", *match))
 
     def _is_titled(self, value: str | None) -> bool:
         title = None if value is None else _json(value)
         return isinstance(title, str) and self.query.match(title) is not None
 
-    def _distinct(self, hits: Iterator[Found], *, is_first: bool) -> Iterator[Found]:
+    def _distinct(self, hits: Iterator[Candidate], *, is_first: bool) -> Iterator[Candidate]:
         seen: set[str] = set()
         for found in hits:
             session_id = found.position.session_id
@@ -196,7 +198,7 @@ class Search:
                 seen.add(session_id)
             yield found
 
-    def _is_newest(self, position: Position) -> bool:
+    def _is_newest(self, position: HitPosition) -> bool:
         """Returns whether a session has no newer hit, also if the database cannot tell."""
         if position.is_title or (self.query.is_exact and not self.to_write):
             return True
@@ -209,7 +211,7 @@ class Search:
         self,
         build: Callable[..., Any],
         way: Way,
-        after: Position | None,
+        after: HitPosition | None,
         ids: list[str] | None,
         **limits: int,
     ) -> list[Any]:
@@ -268,8 +270,8 @@ async def search(
     question = ["search", query.encoded(), by_session, condition.encoded()]
     after = None if cursor is None else _decode(cursor, question, database)
 
-    def read(connection: Connection) -> tuple[Search, list[Found], bool] | None:
-        searching = Search(connection, store.queries, condition, query, by_session, limit)
+    def read(connection: Connection) -> tuple[HitReader, list[Candidate], bool] | None:
+        searching = HitReader(connection, store.queries, condition, query, by_session, limit)
         found = searching.run(after)
         return found and (searching, *found)
 
@@ -288,11 +290,11 @@ async def search(
     )
 
 
-def _encode(position: Position, question: Any) -> str:
+def _encode(position: HitPosition, question: Any) -> str:
     return seal([str(position.time), *position[1:]], question)
 
 
-def _decode(cursor: str, question: Any, database: Database) -> Position:
+def _decode(cursor: str, question: Any, database: Database) -> HitPosition:
     stored = database.dialect.stored_time
     time, *place = unseal(cursor, question, stored, int, bool, str)
-    return Position(stored.to_database(time), *place)
+    return HitPosition(stored.to_database(time), *place)

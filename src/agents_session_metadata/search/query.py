@@ -29,7 +29,7 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Term:
+class SearchTerm:
     """A word or a phrase. If `prefix`, words that begin with its last word match."""
 
     tokens: tuple[Token, ...]
@@ -82,7 +82,7 @@ class Term:
 class WordQuery:
     """Terms that must all occur, and terms that must not."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[SearchTerm, ...]
 
     @property
     def is_exact(self) -> bool:
@@ -176,7 +176,7 @@ def parse_query(query: str) -> WordQuery:
     """Raises ValueError if no term must occur, or if there are too many."""
     if not isinstance(query, str):
         raise TypeError(f"a search query must be a string, got {type(query).__name__}")
-    terms: dict[Term, None] = {}
+    terms: dict[SearchTerm, None] = {}
     for found in _TERM.finditer(query):
         text = found["word"] if found["phrase"] is None else found["phrase"] + found["star"]
         prefix = text.endswith("*")
@@ -188,7 +188,7 @@ def parse_query(query: str) -> WordQuery:
         # run, every text is found within others anyway.
         prefix = prefix and tokens[-1].end == len(text) and not tokens[-1].unspaced
         plain = tuple(token._replace(start=0, end=0) for token in tokens)
-        terms[Term(plain, prefix, bool(found["minus"]))] = None
+        terms[SearchTerm(plain, prefix, bool(found["minus"]))] = None
     if len(terms) > MAX_TERMS:
         raise ValueError(f"a search query must have at most {MAX_TERMS} terms, got {len(terms)}")
     if all(term.excluded for term in terms):

@@ -29,8 +29,8 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.keys import RUN
 from agents_session_metadata.query.logic import Condition
-from agents_session_metadata.query.ordering import WALK, Position
-from agents_session_metadata.query.pages import Found, Reader
+from agents_session_metadata.query.ordering import WALK, SessionPosition
+from agents_session_metadata.query.pages import FoundSession, Reader
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.values import EncodedValue, check_id, is_text
 
@@ -48,9 +48,9 @@ _BATCH_SIZE = 2**21
 def read_records(
     store: ScopedStore,
     condition: Condition,
-    after: Position | None,
+    after: SessionPosition | None,
     connection: Connection,
-) -> tuple[list[Found], list[dict[str, Any]]]:
+) -> tuple[list[FoundSession], list[dict[str, Any]]]:
     from .records import FORMAT  # pydantic takes long to import
 
     database = store.database

@@ -16,7 +16,7 @@ from agents_session_metadata.core.features import in_use
 from agents_session_metadata.core.rows import delete_sessions, lock_sessions
 from agents_session_metadata.query.conditions import IdIn, TimeBound, check_age, moment_before
 from agents_session_metadata.query.logic import NOTHING, All, Condition
-from agents_session_metadata.query.ordering import Position
+from agents_session_metadata.query.ordering import SessionPosition
 from agents_session_metadata.query.pages import Reader, read_sessions
 from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
@@ -72,15 +72,15 @@ async def delete_matching(
 
 
 def _candidates(
-    condition: Condition, limit: int, after: Position | None, reader: Reader
-) -> list[Position]:
+    condition: Condition, limit: int, after: SessionPosition | None, reader: Reader
+) -> list[SessionPosition]:
     is_walk = after is not None and after.time is None
     found = None if is_walk else reader.oldest(condition, limit=limit, after=after)
     if found is not None:
         return found
     last = after.session_id if after is not None and is_walk else None
     query = reader.queries.ids(condition, after=last, limit=limit)
-    return [Position(session_id) for session_id in reader.connection.scalars(*query)]
+    return [SessionPosition(session_id) for session_id in reader.connection.scalars(*query)]
 
 
 def _delete(

@@ -18,7 +18,7 @@ from agents_session_metadata.query.details import Details
 from agents_session_metadata.query.filters import Where, parse_filter
 from agents_session_metadata.query.logic import All, Condition
 from agents_session_metadata.query.ordering import Ordering
-from agents_session_metadata.query.pages import Found, OnCorrupt, Reader, read_sessions
+from agents_session_metadata.query.pages import FoundSession, OnCorrupt, Reader, read_sessions
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import (
     DailyStatistics,
@@ -224,7 +224,7 @@ async def read_daily(
         created["$lte"] = datetime.combine(day_of("until", until), time.max, timezone.utc)
     condition = All((store.condition(where), parse_filter({"$created_at": created})))
 
-    def read(reader: Reader) -> list[Found]:
+    def read(reader: Reader) -> list[FoundSession]:
         found = reader.page(condition, _NEWEST, limit=limit + 1, details=_BY_DAY)
         metadata = {each.info.session_id: each.info.metadata for each in found[:limit]}
         _show_runs(store, reader.connection, metadata)
