@@ -8,13 +8,16 @@ from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     FromClause,
+    Integer,
     Table,
     bindparam,
     func,
     inspect,
+    literal_column,
     text,
     true,
 )
@@ -318,6 +321,16 @@ def by_table(names: Iterable[str], found: Iterable[Any]) -> dict[str, frozenset[
         if part:
             own.add(part.lower())
     return {name: frozenset(parts[name.lower()]) for name in names if name.lower() in parts}
+
+
+def literal_number(value: int) -> ColumnElement[int]:
+    """A number in the text of a statement."""
+    return literal_column(str(value), Integer)
+
+
+def literal_parameter(name: str) -> BindParameter[int]:
+    """A parameter whose value is in the text of the statement, where planners see it: a limit."""
+    return bindparam(name, type_=Integer, literal_execute=True)
 
 
 def lists_of(

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.core.tables import SessionTables
-from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects._dialect import Dialect, literal_number
 from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.keys import ARCHIVED, PHASE, PINNED, READY, STATUS
 from agents_session_metadata.types import MAX_ID_LENGTH
@@ -80,8 +80,8 @@ class MetadataCondition(Condition):
         return {f"{name}_key": self.key, **self.operands(name, dialect)}
 
     def tests(self, name: str, context: Context, rows: FromClause) -> tuple[Truth, Truth]:
-        of_key: Truth = rows.c.key == bindparam(f"{name}_key", type_=String)
-        return of_key, self.matches(name, context.dialect, rows)
+        is_key: Truth = rows.c.key == bindparam(f"{name}_key", type_=String)
+        return is_key, self.matches(name, context.dialect, rows)
 
     def driver(self, name: str, context: Context) -> Driver:
         rows = self.table(context.tables).alias("driver")
@@ -90,22 +90,22 @@ class MetadataCondition(Condition):
     def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         table = self.table(context.tables)
         rows = table.alias()
-        of_key, matches = self.tests(name, context, rows)
+        is_key, matches = self.tests(name, context, rows)
         own = rows.c.session_id == session_id
         if self.reads_one_key:
             # In the covering index, the sessions of one value are close to each other. A subquery
             # with a limit stays one; EXISTS would become a join.
             if context.dialect.probes_by_range:
                 own = rows.c.session_id.between(session_id, session_id)
-            found = select(true()).where(own, of_key, matches).limit(constant(1))
+            found = select(true()).where(own, is_key, matches).limit(literal_number(1))
             found = context.dialect.without_primary_key(found, rows)
         else:
             key = bindparam(f"{name}_key", type_=String)
-            of_key = context.dialect.by_primary_key(rows.c.key, key)
+            is_key = context.dialect.by_primary_key(rows.c.key, key)
             if table is context.tables.elements:
-                found = select(true()).where(own, of_key, matches).limit(constant(1))
+                found = select(true()).where(own, is_key, matches).limit(literal_number(1))
             else:
-                found = select(matches).where(own, of_key)
+                found = select(matches).where(own, is_key)
         truth: Truth = func.coalesce(_looked_up(found, session_id), false())
         return truth
 
@@ -150,12 +150,12 @@ class Equals(MetadataCondition):
         whole, long = self._split()
         options: list[Truth] = []
         if len(whole) == 1:
-            options.append(search == bytes_of_call(name))
+            options.append(search == bytes_parameter(name))
         elif whole:
             options.append(dialect.one_of(search, name, len(whole)))
         for index in range(len(long)):
-            begins = search == bytes_of_call(f"{name}_long{index}")
-            options.append(and_(begins, rest == bytes_of_call(f"{name}_rest{index}")))
+            begins = search == bytes_parameter(f"{name}_long{index}")
+            options.append(and_(begins, rest == bytes_parameter(f"{name}_rest{index}")))
         return or_(*options)
 
     def _split(self) -> tuple[list[bytes], list[SearchKey]]:
@@ -234,11 +234,11 @@ class Between(MetadataCondition):
         search, rest = rows.c.search_key, rows.c.search_rest
         truths: list[Truth] = []
         for side, (value, inclusive), beyond, within in self._ends:
-            end, compare = bytes_of_call(f"{name}_{side}"), within if inclusive else beyond
+            end, compare = bytes_parameter(f"{name}_{side}"), within if inclusive else beyond
             if value.is_whole:
                 truths.append(compare(search, end))
             else:
-                further = compare(rest, bytes_of_call(f"{name}_{side}_rest"))
+                further = compare(rest, bytes_parameter(f"{name}_{side}_rest"))
                 truths += [within(search, end), or_(beyond(search, end), further)]
         return and_(*truths)
 
@@ -353,14 +353,9 @@ def count_shape(count: int) -> int:
     return count if count < 2 else 2 + (count > Dialect.many)
 
 
-def constant(number: int) -> ColumnElement[int]:
-    """Puts a number in the text of the statement, because a planner needs to know a limit."""
-    return bindparam(None, number, Integer, literal_execute=True)
-
-
-UNLIMITED: ColumnElement[int] = constant(2**31 - 1)
+UNLIMITED: ColumnElement[int] = literal_number(2**31 - 1)
 """A limit above every number of rows: with it, no database merges a subquery into its statement."""
 
 
-def bytes_of_call(name: str) -> BindParameter[bytes]:
+def bytes_parameter(name: str) -> BindParameter[bytes]:
     return bindparam(name, type_=PlainBytes)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, FromClause, Table, case, func, literal_column, or_, select
 
 from agents_session_metadata.core.tables import SessionTables
-from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects._dialect import Dialect, literal_number
 from agents_session_metadata.text import texts_of
 from agents_session_metadata.values import utf8_text
 
@@ -64,24 +64,24 @@ def _up_to_last_row(messages: Table, sessions: FromClause) -> ColumnElement[Any]
     rows = messages.alias("beginning")
     is_user = _is_user(rows.c.message_data)
     last = _in_order(messages, sessions).with_only_columns(messages.c.id)
-    last = last.limit(_number(1)).offset(_number(ROWS - 1))
+    last = last.limit(literal_number(1)).offset(literal_number(ROWS - 1))
     found: ColumnElement[Any] = (
         _in_order(rows, sessions)
         .with_only_columns(case((is_user, _head(rows.c.message_data))))
         .where(or_(is_user, rows.c.id == last.scalar_subquery()))
-        .limit(_number(1))
+        .limit(literal_number(1))
         .scalar_subquery()
     )
     return found
 
 
 def _of_first_rows(messages: Table, dialect: Dialect, sessions: FromClause) -> ColumnElement[Any]:
-    rows = _in_order(messages, sessions).limit(_number(ROWS)).subquery("beginning")
+    rows = _in_order(messages, sessions).limit(literal_number(ROWS)).subquery("beginning")
     first = (
         select(_head(rows.c.message_data))
         .where(_is_user(dialect.by_code_point(rows.c.message_data, native=False)))
         .order_by(rows.c.created_at, rows.c.id)
-        .limit(_number(1))
+        .limit(literal_number(1))
     )
     return first.correlate(sessions).scalar_subquery()
 
@@ -102,11 +102,7 @@ def _is_user(text: Any) -> Any:
 
 
 def _head(text: Any) -> Any:
-    return func.substr(text, _number(1), _number(HEAD))
-
-
-def _number(value: int) -> Any:
-    return literal_column(str(value))
+    return func.substr(text, literal_number(1), literal_number(HEAD))
 
 
 _TEXT = re.compile(r'"(?:content|text)":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')

@@ -16,7 +16,6 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     FromClause,
-    Integer,
     LargeBinary,
     String,
     Table,
@@ -31,10 +30,10 @@ from sqlalchemy import (
     union_all,
 )
 
-from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.dialects._dialect import Statement, literal_number, literal_parameter
 from agents_session_metadata.values import LIST, SEARCH_KEY_BYTES
 
-from .conditions import UNLIMITED, bytes_of_call, constant
+from .conditions import UNLIMITED, bytes_parameter
 from .details import Details, first_message
 from .logic import (
     IN_ORDER,
@@ -113,7 +112,7 @@ class Builder:
         statement = source.select(source.session_id).order_by(source.session_id)
         if walk:
             statement = statement.where(source.session_id > bindparam("after_id", type_=String))
-        return statement.limit(limit_of_call())
+        return statement.limit(literal_parameter("limit"))
 
     def page(
         self,
@@ -131,7 +130,7 @@ class Builder:
             source, by_key = self._ordered_by_key(source, pieces, descending=ordering.descending)
             terms = [*by_key, *terms]
         columns.extend(term.column.label(term.label) for term in terms[:-1])
-        inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
+        inner = source.select(*columns).order_by(*directed(terms)).limit(literal_parameter("limit"))
         if beyond:
             inner = inner.where(after_position(terms))
             if self._is_of_all and ordering.column in ("updated_at", "created_at"):
@@ -161,7 +160,7 @@ class Builder:
                 self._newest_message(ranked).desc(),
                 self._context.sorted_id(ranked.c.session_id).desc(),
             )
-            .limit(constant(1))
+            .limit(literal_number(1))
         )
 
     def _newest_message(self, rows: FromClause) -> ColumnElement[int]:
@@ -209,7 +208,7 @@ class Builder:
                 each.c.newest.desc(),
                 self._context.sorted_id(each.c.session_id).desc(),
             )
-            .limit(limit_of_call())
+            .limit(literal_parameter("limit"))
         )
 
     def count_values(self, pieces: int) -> Statement:
@@ -226,7 +225,7 @@ class Builder:
             .order_by(
                 number.desc(), each.c.search_key, *self._sorted_by(each.c.search_rest, pieces)
             )
-            .limit(limit_of_call())
+            .limit(literal_parameter("limit"))
         )
 
     def _counts(self, table: Table) -> Iterator[Statement]:
@@ -266,7 +265,7 @@ class Builder:
         if details.newest_item:
             newest = select(messages.c.id).where(messages.c.session_id == session_id)
             newest = newest.order_by(messages.c.created_at.desc(), messages.c.id.desc())
-            newest = newest.limit(constant(1)).correlate(session_id.table)
+            newest = newest.limit(literal_number(1)).correlate(session_id.table)
             columns.append(newest.scalar_subquery().label("newest_item"))
         return columns
 
@@ -297,14 +296,14 @@ class Builder:
             joined = beside.outerjoin(page, true())
         if details.preview:
             message = first_message(self._tables, self._dialect, page)
-            columns.append(case((page.c.again == constant(1), message)).label("message"))
+            columns.append(case((page.c.again == literal_number(1), message)).label("message"))
         if details.keys != ():
             rows = self._tables.metadata
             same = rows.c.session_id == page.c.session_id
             if details.keys:
                 same = and_(same, self._dialect.one_of(rows.c.key, "keys", len(details.keys)))
             if details.preview:
-                same = and_(same, page.c.again == constant(0))
+                same = and_(same, page.c.again == literal_number(0))
             columns += [rows.c.key, rows.c.value.label("value")]
             joined = joined.outerjoin(rows, same)
         statement = select(*columns).select_from(joined)
@@ -360,8 +359,8 @@ class Builder:
         rest = func.coalesce(rows.c.search_rest, literal(b"", LargeBinary))
         by_rest = self._sorted_by(rest, pieces)
         terms = [
-            SortTerm("position_key", search, descending, bytes_of_call("after_key"), [search]),
-            SortTerm("position_rest", rest, descending, bytes_of_call("after_rest"), by_rest),
+            SortTerm("position_key", search, descending, bytes_parameter("after_key"), [search]),
+            SortTerm("position_rest", rest, descending, bytes_parameter("after_rest"), by_rest),
         ]
         return replace(source, rows=source.rows.outerjoin(rows, same)), terms
 
@@ -416,18 +415,17 @@ class Builder:
     def _counted(self) -> FromClause:
         """A row with `more`, which is NULL if there are at most `few` rows to drive."""
         name, best = best_of(self._condition.conjunction(NAME))
-        few = bindparam("few", type_=Integer, literal_execute=True)
-        one = constant(1).label("one")
+        one = literal_number(1).label("one")
         found = [
             select(one).select_from(rows).where(*conditions)
             for rows, conditions, _ in best.drivers(name, self._context)
         ]
         if len(found) > 1:
             # Each of them is limited: a union can be read as a whole before its limit applies.
-            most = bindparam("most", type_=Integer, literal_execute=True)
+            most = literal_parameter("most")
             parts = (select(each.limit(most).subquery().c.one) for each in found)
             found = [select(union_all(*parts).subquery("parts").c.one)]
-        more = found[0].limit(constant(1)).offset(few).scalar_subquery()
+        more = found[0].limit(literal_number(1)).offset(literal_parameter("few")).scalar_subquery()
         return select(more.label("more")).subquery("few")
 
     def truth(self, session_id: Id) -> Truth:
@@ -436,7 +434,9 @@ class Builder:
             return self._condition.truth(NAME, self._context, session_id)
         own_id = self._sessions.c.session_id
         holds = self._condition.truth(NAME, self._context, own_id)
-        session = select(constant(1)).select_from(self._sessions).where(own_id == session_id, holds)
+        session = (
+            select(literal_number(1)).select_from(self._sessions).where(own_id == session_id, holds)
+        )
         return session.correlate_except(self._sessions).exists()
 
     def _joined(
@@ -451,7 +451,9 @@ class Builder:
 
 def _twice(page: FromClause) -> FromClause:
     """Returns each row twice: with 0 and with 1 as `again`."""
-    both = union_all(select(constant(0).label("again")), select(constant(1))).subquery("both")
+    both = union_all(select(literal_number(0).label("again")), select(literal_number(1))).subquery(
+        "both"
+    )
     rows = select(*page.c, both.c.again).select_from(page.join(both, true()))
     # Without a limit, MariaDB merges it into the statement, and sorts in a temporary table.
     return rows.limit(UNLIMITED).subquery("twice")
@@ -474,8 +476,3 @@ def after_position(terms: Sequence[SortTerm]) -> Truth:
         reached = term.compared(op.le if term.descending else op.ge)
         beyond = and_(reached, or_(passed, beyond))
     return beyond
-
-
-def limit_of_call() -> BindParameter[int]:
-    """Puts the limit in the text of the statement, because a planner needs to know it."""
-    return bindparam("limit", type_=Integer, literal_execute=True)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import (
     Connection,
     FromClause,
-    Integer,
     String,
     and_,
     bindparam,
@@ -33,13 +32,13 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.schema import time_index
-from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.dialects._dialect import Statement, literal_number, literal_parameter
 
-from .conditions import IdIn, TimeBound, constant
+from .conditions import IdIn, TimeBound
 from .details import Details
 from .logic import NO_DRIVER, Condition, Parameters, Truth, best_of
 from .ordering import Ordering
-from .statements import NAME, Builder, SortTerm, after_position, directed, limit_of_call
+from .statements import NAME, Builder, SortTerm, after_position, directed
 
 T = TypeVar("T")
 
@@ -176,7 +175,7 @@ class WalkBuilder(Builder):
         statement ends there.
         """
         along = self._numbered if self._dialect.numbers_rows else self._limited
-        walked = along(ordering, beyond).limit(limit_of_call()).subquery("walked")
+        walked = along(ordering, beyond).limit(literal_parameter("limit")).subquery("walked")
         session_id = walked.c.session_id
         own_id = self._sessions.c.session_id
         rows = walked.join(self._sessions, self._by_key(own_id, session_id, selective=True))
@@ -191,7 +190,7 @@ class WalkBuilder(Builder):
         sessions, others = self._sessions, self._sessions.alias("others")
         last = self._along(others, [others.c.updated_at], ordering, beyond)
         last = last.order_by(*directed(self._terms(others, ordering)))
-        last = last.limit(constant(1)).offset(_number("passed")).scalar_subquery()
+        last = last.limit(literal_number(1)).offset(literal_parameter("passed")).scalar_subquery()
         # As a table of one row, it is looked up once, although it is used twice.
         given = select(last.label("last")).subquery("given")
         passed: Truth = (lt if ordering.descending else gt)(sessions.c.updated_at, given.c.last)
@@ -215,8 +214,8 @@ class WalkBuilder(Builder):
         holds = self._holds().label("holds")
         columns = [sessions.c.session_id, sessions.c.updated_at, place, holds]
         rows = self._along(sessions, columns, ordering, beyond).order_by(*directed([time]))
-        numbered = rows.limit(_number("passed")).subquery("numbered")
-        passed: Truth = numbered.c.place >= _number("passed")
+        numbered = rows.limit(literal_parameter("passed")).subquery("numbered")
+        passed: Truth = numbered.c.place >= literal_parameter("passed")
         time, own_id = self._terms(numbered, ordering)
         return (
             select(numbered.c.session_id, passed.label("beyond"))
@@ -259,7 +258,3 @@ class WalkBuilder(Builder):
         # The most selective condition first: most sessions fail it.
         parts = sorted(self._condition.conjunction(NAME), key=lambda named: named[1].rank)
         return and_(*(part.truth(name, self._context, own_id) for name, part in parts))
-
-
-def _number(name: str) -> Any:
-    return bindparam(name, type_=Integer, literal_execute=True)

@@ -44,6 +44,7 @@ from agents_session_metadata.core.definitions import (
 )
 from agents_session_metadata.core.features import Feature, Index
 from agents_session_metadata.core.schema import SDKIndex
+from agents_session_metadata.dialects._dialect import literal_number
 from agents_session_metadata.dialects.sqltypes import Words
 from agents_session_metadata.errors import TablesMissingError, UnsupportedDialectError
 from agents_session_metadata.text import quoted
@@ -219,9 +220,9 @@ class TextIndex(Index):
         """Selects items without a row."""
         messages, rows = self._messages, self._rows
         # By an expression, which looks up each: a join could read the whole table.
-        found = select(literal_column("0")).where(rows.c.id == messages.c.id).scalar_subquery()
+        found = select(literal_number(0)).where(rows.c.id == messages.c.id).scalar_subquery()
         # Not by `= 1`, of which PostgreSQL expects so few that it reads all items for each step.
-        missing = func.nullif(func.coalesce(found, literal_column("1")), literal_column("0"))
+        missing = func.nullif(func.coalesce(found, literal_number(1)), literal_number(0))
         return select(messages.c.id, messages.c.message_data).where(missing.is_not(None))
 
     def insert(self, connection: Connection, words: Mapping[int, str]) -> None:
@@ -247,7 +248,7 @@ class TextIndex(Index):
 
     def _fill(self, connection: Connection, some: ColumnElement[bool]) -> list[int]:
         statement = self.missing().where(some).order_by(self._messages.c.id)
-        found: Any = connection.execute(statement.limit(literal_column(str(MOST)))).all()
+        found: Any = connection.execute(statement.limit(literal_number(MOST))).all()
         self.add(connection, {item_id: words_of(data) for item_id, data in found})
         return [item_id for item_id, _ in found]
 
@@ -274,7 +275,7 @@ class TextIndex(Index):
         """Deletes some rows. Returns whether there were any."""
         if self.lock(connection) is not None:
             return False
-        some = connection.scalars(select(self._rows.c.id).limit(literal_column(str(MOST)))).all()
+        some = connection.scalars(select(self._rows.c.id).limit(literal_number(MOST))).all()
         connection.execute(delete(self._rows).where(self._rows.c.id.in_(some)))
         return bool(some)
 

@@ -21,7 +21,6 @@ from sqlalchemy import (
     bindparam,
     exists,
     func,
-    literal_column,
     not_,
     null,
     or_,
@@ -30,7 +29,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.core.messages import in_order
-from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.dialects._dialect import Statement, literal_number, literal_parameter
 from agents_session_metadata.dialects.sqltypes import Words
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.query.statements import Builder
@@ -38,8 +37,8 @@ from agents_session_metadata.values import SEARCH_KEY_BYTES
 
 from .feature import TEXT
 
-_ZERO: Any = literal_column("0")
-_ONE: Any = literal_column("1")
+_ZERO = literal_number(0)
+_ONE = literal_number(1)
 
 
 class Way(Enum):
@@ -88,7 +87,7 @@ class SearchBuilder(Builder):
             items.correlate_except(messages).scalar_subquery().label("items"),
         )
         columns = source.session_id.label("session_id"), title, counted
-        own = source.select(*columns).limit(_given("limit")).subquery("own")
+        own = source.select(*columns).limit(literal_parameter("limit")).subquery("own")
         return select(state.c.native, state.c.filled, *own.c).select_from(
             state.outerjoin(own, true())
         )
@@ -123,7 +122,7 @@ class SearchBuilder(Builder):
             # A planner could read all items in the order of an index, to find a few of them.
             time = self._dialect.stored_time.of(self._dialect.unindexed(time))
         found = select(*place).where(*truths, *before).order_by(time.desc(), items.c.id.desc())
-        return self._with_texts(found.limit(_given("limit")).subquery("page"))
+        return self._with_texts(found.limit(literal_parameter("limit")).subquery("page"))
 
     def count_candidates(self, shape: Shape) -> Statement:
         """Also reads the newest item."""
@@ -162,7 +161,7 @@ class SearchBuilder(Builder):
             later = or_(time < end, and_(time == end, or_(found.c.id < item, last)))
             statement = statement.where(later)
         order = time.desc(), found.c.id.desc(), sorted_id.desc()
-        return statement.order_by(*order).limit(_given("limit"))
+        return statement.order_by(*order).limit(literal_parameter("limit"))
 
     # ---- parts ----
 
@@ -175,7 +174,7 @@ class SearchBuilder(Builder):
                 reaches = self._dialect.reaches(messages.c.created_at, descending=True)
                 found = found.where(reaches, *self._before(messages, shape))
             window = found.order_by(*in_order(messages, newest_first=True))
-            return window.limit(_given("window")).subquery("items")
+            return window.limit(literal_parameter("window")).subquery("items")
         if shape.way is Way.NATIVE:
             candidates = self._native(shape).cte("candidates").prefix_with("MATERIALIZED")
             found = found.where(self._dialect.looked_up(messages.c.id, candidates.c.id))
@@ -192,7 +191,7 @@ class SearchBuilder(Builder):
         rows, index = group["_text"], group.virtual[0]
         condition = self._dialect.text_search.native_condition(rows, index)
         found = select(rows.c.id).where(condition, self._contained(rows, shape))
-        return found.limit(_given("candidates"))
+        return found.limit(literal_parameter("candidates"))
 
     def _test(self, item_id: Any, shape: Shape, *, missing: bool) -> ColumnElement[bool]:
         """Holds if stored words match; without a row, if `missing`."""
@@ -225,7 +224,7 @@ class SearchBuilder(Builder):
     def _can_match(self, search_key: Any) -> ColumnElement[bool]:
         """Holds for titles with a word of the query. Only those in plain ASCII can be told."""
         lower, is_ascii = self._dialect.text_search.plain(search_key)
-        is_whole = func.length(search_key) < literal_column(str(SEARCH_KEY_BYTES))
+        is_whole = func.length(search_key) < literal_number(SEARCH_KEY_BYTES)
         word: Any = bindparam("title_word", type_=String)
         found = self._dialect.text_search.contains(lower, word)
         return or_(not_(and_(is_ascii, is_whole)), found)
@@ -266,10 +265,6 @@ class SearchBuilder(Builder):
 
 def _after(stored: Any) -> Any:
     return bindparam("after_time", type_=stored)
-
-
-def _given(name: str) -> Any:
-    return bindparam(name, type_=Integer, literal_execute=True)
 
 
 def _title_key() -> Any:
