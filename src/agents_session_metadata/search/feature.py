@@ -321,7 +321,7 @@ def check_native(database: Database, key: str) -> None:
     if key != KEY:
         raise ValueError(f"native is for the index {KEY!r} only, got {quoted(key)}")
     if not database.dialect.text_search.create_native:
-        raise UnsupportedDialectError(database.engine.dialect.name, "native=True")
+        raise UnsupportedDialectError(database.dialect.name, "native=True")
 
 
 async def add_native(database: Database) -> bool:
