@@ -68,9 +68,9 @@ from sqlalchemy.orm import Session
 
 from .core.change_log import log_committed
 from .core.database import Database, settle
-from .core.definitions import TableNames
-from .core.features import end_history, hold, prepare_change
+from .core.features import end_history, hold, prepare_change, table_names
 from .core.messages import delete_messages, in_order
+from .core.store import check_on_clear
 from .dialects import dialect_of
 from .dialects.urls import check_engine, owner_of, with_transactions
 from .scope import ScopedStore
@@ -118,14 +118,25 @@ STATE = {
 """The attributes that the constructor of `SQLAlchemySession` sets."""
 
 
-def sdk_store(
+def open_store(
     engine: AsyncEngine,
-    names: TableNames,
     *,
-    create_tables: bool,
-    limits: MetadataLimits | None = None,
-) -> ScopedStore:
-    """Configures and guards connections as the SDK does."""
+    create_tables: bool = False,
+    sessions_table: str = "agent_sessions",
+    messages_table: str = "agent_messages",
+    metadata_table: str | None = None,
+    metadata_limits: MetadataLimits | None = None,
+    on_clear: OnClear = "delete",
+    session_settings: SessionSettings | dict[str, Any] | None = None,
+    ensure_ascii: bool = True,
+    **further: Any,
+) -> tuple[ScopedStore, dict[str, Any]]:
+    """Returns the store that the options of a constructor name, and the options of `StoredSession`.
+
+    Configures and guards connections as the SDK does.
+    """
+    check_on_clear(on_clear)
+    names = table_names(sessions_table, messages_table, metadata_table)
     check_engine(engine)
     SQLAlchemySession._configure_sqlite_engine(owner_of(engine))
     lock = _turns_on(engine)
@@ -138,7 +149,12 @@ def sdk_store(
             SQLAlchemySession._get_table_init_lock, engine, names.sessions, names.messages
         ),
     )
-    return ScopedStore(database, limits)
+    settings = {
+        "on_clear": on_clear,
+        "session_settings": session_settings,
+        "ensure_ascii": ensure_ascii,
+    }
+    return ScopedStore(database, metadata_limits), {**settings, **further}
 
 
 def context_of(state: RunState[Any, Any]) -> Any:

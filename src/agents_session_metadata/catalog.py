@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .core.features import table_names
 from .core.rows import storable_keys
 from .core.schema import table_sizes
-from .core.store import check_on_clear
+from .core.store import check_options
 from .dialects.urls import create_engine, shown_url
 from .errors import (
     ScopeError,
@@ -53,11 +52,10 @@ from .types import (
     ItemPage,
     JSONValue,
     Metadata,
-    MetadataLimits,
-    OnClear,
     SearchPage,
     SessionChange,
     SessionInfo,
+    SessionOptions,
     SessionPage,
     Statistics,
     TableSize,
@@ -67,8 +65,7 @@ from .types import (
 from .values import EncodedValue, check_id_type, encode_metadata, is_text, search_key
 
 if TYPE_CHECKING:
-    from agents.memory import SessionSettings
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from .session import SQLAlchemyMetadataSession
 
@@ -94,18 +91,11 @@ class SessionCatalog:
 
     Args:
         engine: An async engine for SQLite, PostgreSQL, MariaDB or MySQL.
-        create_tables: Whether to create missing tables on first use.
-        sessions_table: Name of the SDK's sessions table.
-        messages_table: Name of the SDK's messages table.
-        metadata_table: Name of the metadata table; by default the name of the sessions table with
-            `_metadata`.
-        metadata_limits: Limits for the metadata of a session.
-        on_clear: What `clear_session()` of returned sessions does.
-        session_settings: The SDK's settings for returned sessions.
-        ensure_ascii: As in the SDK, for returned sessions.
+        **options: As in `SessionOptions`.
 
     Raises:
-        TypeError: If `engine` is not an async engine, or `metadata_limits` not `MetadataLimits`.
+        TypeError: If `engine` is not an async engine, `metadata_limits` not `MetadataLimits`, or an
+            argument is unknown.
         UnsupportedDialectError: If the engine is for another database.
         ValueError: If `on_clear` is neither `"delete"` nor `"keep"`, or two tables have the same
             name.
@@ -114,27 +104,13 @@ class SessionCatalog:
     def __init__(
         self,
         engine: AsyncEngine,
-        *,
-        create_tables: bool = False,
-        sessions_table: str = "agent_sessions",
-        messages_table: str = "agent_messages",
-        metadata_table: str | None = None,
-        metadata_limits: MetadataLimits | None = None,
-        on_clear: OnClear = "delete",
-        session_settings: SessionSettings | dict[str, Any] | None = None,
-        ensure_ascii: bool = True,
+        **options: Unpack[SessionOptions],
     ) -> None:
         # The SDK may share the engine. It is imported late: that takes longer than most commands.
-        from ._sdk import sdk_store
+        from ._sdk import open_store
 
-        check_on_clear(on_clear)
-        names = table_names(sessions_table, messages_table, metadata_table)
-        self._store = sdk_store(engine, names, create_tables=create_tables, limits=metadata_limits)
-        self._session_arguments: dict[str, Any] = {
-            "on_clear": on_clear,
-            "session_settings": session_settings,
-            "ensure_ascii": ensure_ascii,
-        }
+        check_options(options, SessionOptions.__annotations__)
+        self._store, self._session_arguments = open_store(engine, **options)
         self._owns_engine = False
 
     @classmethod
@@ -143,15 +119,7 @@ class SessionCatalog:
         url: str | URL,
         *,
         engine_kwargs: dict[str, Any] | None = None,
-        create_tables: bool = False,
-        sessions_table: str = "agent_sessions",
-        messages_table: str = "agent_messages",
-        metadata_table: str | None = None,
-        metadata_limits: MetadataLimits | None = None,
-        on_clear: OnClear = "delete",
-        session_settings: SessionSettings | dict[str, Any] | None = None,
-        ensure_ascii: bool = True,
-        **kwargs: Any,
+        **options: Unpack[SessionOptions],
     ) -> Self:
         """Create a catalog with its own engine, which `async with` disposes.
 
@@ -159,15 +127,7 @@ class SessionCatalog:
             url: A database URL, such as `postgresql+asyncpg://…`. A URL that names no driver, such
                 as `sqlite:///chat.db`, `postgres://…` or `mysql://…`, gets the default driver.
             engine_kwargs: Arguments for `create_async_engine`.
-            create_tables: As in the constructor, like all other arguments.
-            sessions_table: Name of the SDK's sessions table.
-            messages_table: Name of the SDK's messages table.
-            metadata_table: Name of the metadata table.
-            metadata_limits: Limits for the metadata of a session.
-            on_clear: What `clear_session()` of returned sessions does.
-            session_settings: The SDK's settings for returned sessions.
-            ensure_ascii: As in the SDK, for returned sessions.
-            **kwargs: Further arguments for the constructor of a subclass.
+            **options: As in the constructor.
 
         Returns:
             The catalog.
@@ -177,18 +137,7 @@ class SessionCatalog:
             UnsupportedDialectError: If the URL is for another database.
             ValueError: If the URL is not valid.
         """
-        catalog = cls(
-            create_engine(url, engine_kwargs),
-            create_tables=create_tables,
-            sessions_table=sessions_table,
-            messages_table=messages_table,
-            metadata_table=metadata_table,
-            metadata_limits=metadata_limits,
-            on_clear=on_clear,
-            session_settings=session_settings,
-            ensure_ascii=ensure_ascii,
-            **kwargs,
-        )
+        catalog = cls(create_engine(url, engine_kwargs), **options)
         catalog._owns_engine = True
         return catalog
 

@@ -11,24 +11,21 @@ from typing import TYPE_CHECKING, Any, overload
 
 import agents  # noqa: F401  # first and whole: its parts do not wait for another thread's import
 from agents.items import TResponseInputItem
-from agents.memory import SessionSettings
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ._sdk import StoredSession, sdk_store
+from ._sdk import StoredSession, open_store
 from .catalog import SessionCatalog
-from .core.features import table_names
-from .core.store import check_on_clear
 from .dialects.urls import create_engine, shown_url
 from .history.rewind import Cut, rewind
 from .query.filters import Where
 from .scope import MISSING, ScopedStore
 from .text import quoted
-from .types import ItemInfo, JSONValue, Metadata, MetadataLimits, OnClear
+from .types import ItemInfo, JSONValue, Metadata, SessionOptions
 from .values import check_id, id_problem
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 class SQLAlchemyMetadataSession(StoredSession):
@@ -52,19 +49,7 @@ class SQLAlchemyMetadataSession(StoredSession):
         session_id: The id of the session: 1 to 255 characters, valid UTF-8 without NUL. On SQLite
             and PostgreSQL, a session without metadata can have any id that the SDK allows.
         engine: An async engine for SQLite, PostgreSQL, MariaDB or MySQL.
-        create_tables: Whether to create missing tables on first use, once per engine and process.
-        sessions_table: Name of the SDK's sessions table.
-        messages_table: Name of the SDK's messages table.
-        metadata_table: Name of the metadata table; by default the name of the sessions table with
-            `_metadata`. The names of further tables begin with it.
-        metadata_limits: Limits for the metadata of a session.
-        on_clear: With `"delete"`, `clear_session()` deletes the session with its metadata. With
-            `"keep"`, it deletes only the messages. Compaction directly around this session keeps
-            metadata in both cases. Compaction around a wrapper, as in
-            `Compaction(Encrypted(session))`, keeps metadata only with `"keep"`.
-        session_settings: As in the SDK.
-        ensure_ascii: As in the SDK.
-        **kwargs: Further arguments for `SQLAlchemySession`.
+        **options: As in `SessionOptions`. Others are passed to `SQLAlchemySession`.
 
     Raises:
         TypeError: If the id is not a string, `engine` is not an async engine, or `metadata_limits`
@@ -79,27 +64,10 @@ class SQLAlchemyMetadataSession(StoredSession):
         session_id: str,
         *,
         engine: AsyncEngine,
-        create_tables: bool = False,
-        sessions_table: str = "agent_sessions",
-        messages_table: str = "agent_messages",
-        metadata_table: str | None = None,
-        metadata_limits: MetadataLimits | None = None,
-        on_clear: OnClear = "delete",
-        session_settings: SessionSettings | dict[str, Any] | None = None,
-        ensure_ascii: bool = True,
-        **kwargs: Any,
+        **options: Unpack[SessionOptions],
     ) -> None:
-        check_on_clear(on_clear)
-        names = table_names(sessions_table, messages_table, metadata_table)
-        store = sdk_store(engine, names, create_tables=create_tables, limits=metadata_limits)
-        super().__init__(
-            session_id,
-            store,
-            session_settings=session_settings,
-            ensure_ascii=ensure_ascii,
-            on_clear=on_clear,
-            **kwargs,
-        )
+        store, settings = open_store(engine, **options)
+        super().__init__(session_id, store, **settings)
 
     @classmethod
     def _in_store(
@@ -110,21 +78,13 @@ class SQLAlchemyMetadataSession(StoredSession):
         return session
 
     @classmethod
-    def from_url(
+    def from_url(  # type: ignore[override]  # the SDK's takes `**kwargs: Any`
         cls,
         session_id: str,
         *,
         url: str | URL,
         engine_kwargs: dict[str, Any] | None = None,
-        create_tables: bool = False,
-        sessions_table: str = "agent_sessions",
-        messages_table: str = "agent_messages",
-        metadata_table: str | None = None,
-        metadata_limits: MetadataLimits | None = None,
-        on_clear: OnClear = "delete",
-        session_settings: SessionSettings | dict[str, Any] | None = None,
-        ensure_ascii: bool = True,
-        **kwargs: Any,
+        **options: Unpack[SessionOptions],
     ) -> Self:
         """Create a session object with its own engine.
 
@@ -136,15 +96,7 @@ class SQLAlchemyMetadataSession(StoredSession):
             url: A database URL, such as `sqlite+aiosqlite:///chat.db`. A URL that names no driver,
                 such as `sqlite:///chat.db`, `postgres://…` or `mysql://…`, gets the default driver.
             engine_kwargs: Arguments for `create_async_engine`.
-            create_tables: As in the constructor, like all other arguments.
-            sessions_table: Name of the SDK's sessions table.
-            messages_table: Name of the SDK's messages table.
-            metadata_table: Name of the metadata table.
-            metadata_limits: Limits for the metadata of a session.
-            on_clear: What `clear_session()` does.
-            session_settings: As in the SDK.
-            ensure_ascii: As in the SDK.
-            **kwargs: Further arguments for the constructor.
+            **options: As in the constructor.
 
         Returns:
             The session.
@@ -154,19 +106,7 @@ class SQLAlchemyMetadataSession(StoredSession):
             UnsupportedDialectError: If the URL is for another database.
             ValueError: If the URL is not valid.
         """
-        return cls(
-            session_id,
-            engine=create_engine(url, engine_kwargs),
-            create_tables=create_tables,
-            sessions_table=sessions_table,
-            messages_table=messages_table,
-            metadata_table=metadata_table,
-            metadata_limits=metadata_limits,
-            on_clear=on_clear,
-            session_settings=session_settings,
-            ensure_ascii=ensure_ascii,
-            **kwargs,
-        )
+        return cls(session_id, engine=create_engine(url, engine_kwargs), **options)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {quoted(self.session_id)} {shown_url(self.engine.url)}>"

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from typing_extensions import TypedDict
+
+if TYPE_CHECKING:
+    from agents.memory import SessionSettings
 
 JSONValue: TypeAlias = "str | int | float | bool | list[JSONValue] | dict[str, JSONValue] | None"
 """What a metadata value may be: str, int, float, bool, None, or lists and dicts of these."""
@@ -62,6 +67,40 @@ class MetadataLimits:
             raise ValueError(
                 f"max_key_length must be at most {MAX_KEY_LENGTH}, got {self.max_key_length}"
             )
+
+
+class SessionOptions(TypedDict, total=False):
+    """Options of the constructors of `SessionCatalog` and `SQLAlchemyMetadataSession`.
+
+    ```python
+    options: SessionOptions = {"create_tables": True, "sessions_table": "chats"}
+    catalog = SessionCatalog.from_url("sqlite:///chat.db", **options)
+    ```
+
+    Attributes:
+        create_tables: Whether to create missing tables on first use, once per engine and process;
+            False by default.
+        sessions_table: Name of the SDK's sessions table; by default `agent_sessions`.
+        messages_table: Name of the SDK's messages table; by default `agent_messages`.
+        metadata_table: Name of the metadata table; by default the name of the sessions table with
+            `_metadata`. The names of further tables begin with it.
+        metadata_limits: Limits for the metadata of a session.
+        on_clear: With `"delete"`, the default, `clear_session()` deletes the session with its
+            metadata. With `"keep"`, it deletes only the messages. Compaction directly around a
+            session keeps metadata in both cases. Compaction around a wrapper, as in
+            `Compaction(Encrypted(session))`, keeps metadata only with `"keep"`.
+        session_settings: As in the SDK's `SQLAlchemySession`.
+        ensure_ascii: As in the SDK's `SQLAlchemySession`; True by default.
+    """
+
+    create_tables: bool
+    sessions_table: str
+    messages_table: str
+    metadata_table: str | None
+    metadata_limits: MetadataLimits | None
+    on_clear: OnClear
+    session_settings: SessionSettings | dict[str, Any] | None
+    ensure_ascii: bool
 
 
 @dataclass(frozen=True)

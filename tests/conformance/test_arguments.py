@@ -55,6 +55,19 @@ def test_limits_of_another_kind():
             SQLAlchemyMetadataSession("chat", engine=engine, metadata_limits=limits)
 
 
+def test_a_misspelled_option_of_a_constructor_is_refused():
+    engine = create_async_engine(IN_MEMORY)
+    for make in (
+        lambda options: SessionCatalog(engine, **options),
+        lambda options: SessionCatalog.from_url(IN_MEMORY, **options),
+        lambda options: SQLAlchemyMetadataSession("chat", engine=engine, **options),
+        lambda options: SQLAlchemyMetadataSession.from_url("chat", url=IN_MEMORY, **options),
+    ):
+        make({"create_tables": True})
+        with pytest.raises(TypeError, match=r"'create_table'"):
+            make({"create_table": True})
+
+
 @pytest.mark.parametrize("bad", [{"owner_id": "u1"}, 7, b"chat", None, ["chat"]])
 async def test_an_id_that_is_no_string(catalog, bad):
     said = f"session_id must be a string, got {type(bad).__name__}"

@@ -320,6 +320,13 @@ def _is_part(wanted: object, value: object) -> bool:
     return isinstance(value, list) and any(_is_part(wanted, item) for item in value)
 
 
+def check_options(options: Iterable[str], known: Iterable[str]) -> None:
+    unknown = sorted({*options} - {*known})
+    if unknown:
+        names = ", ".join(sorted(known))
+        raise TypeError(f"unknown argument {quoted(unknown[0])}; expected one of {names}")
+
+
 def check_on_clear(on_clear: str) -> None:
     if on_clear not in get_args(OnClear):
         raise ValueError(f"on_clear must be 'delete' or 'keep', got {quoted(on_clear)}")
