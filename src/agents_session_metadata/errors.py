@@ -196,6 +196,7 @@ class SessionBusyError(SessionMetadataError, RuntimeError):
 
 
 LeaseLostReason: TypeAlias = Literal["taken", "stopped", "deleted"]
+"""Why a run has lost its lease."""
 
 
 class LeaseLostError(SessionBusyError):

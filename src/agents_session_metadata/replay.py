@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from itertools import zip_longest
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 from agents import (
     Agent,
@@ -38,10 +38,7 @@ from .keys import RUN
 from .query.filters import Where
 from .query.pages import check_limit
 from .text import content_texts, escaped, quoted, texts_of
-from .types import FeedbackKind, SessionInfo
-
-Item: TypeAlias = "dict[str, Any]"
-AgentOf: TypeAlias = "Callable[[SessionInfo], Agent[Any] | Awaitable[Agent[Any] | None] | None]"
+from .types import FeedbackKind, JSONObject, SessionInfo
 
 _OUTPUT_ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
 _OUTPUTS = frozenset(OUTPUT_OF.values())
@@ -67,8 +64,8 @@ class ReplayDifference:
 
     turn: int
     problem: str
-    recorded: Item | None = None
-    replayed: Item | None = None
+    recorded: JSONObject | None = None
+    replayed: JSONObject | None = None
 
     def __str__(self) -> str:
         place = f"turn {self.turn}: " if self.turn else ""
@@ -93,25 +90,25 @@ class ReplayResult:
 
     differences: list[ReplayDifference]
     ended: str | None
-    recorded: list[list[Item]]
-    replayed: list[list[Item]]
+    recorded: list[list[JSONObject]]
+    replayed: list[list[JSONObject]]
     session_id: str | None = None
     skipped: str | None = None
 
 
 @dataclass
 class _Step:
-    answer: list[Item] = field(default_factory=list)
-    outputs: list[Item] = field(default_factory=list)
+    answer: list[JSONObject] = field(default_factory=list)
+    outputs: list[JSONObject] = field(default_factory=list)
 
 
 @dataclass
 class _Turn:
-    inputs: list[Item] = field(default_factory=list)
+    inputs: list[JSONObject] = field(default_factory=list)
     steps: list[_Step] = field(default_factory=list)
 
     @property
-    def items(self) -> list[Item]:
+    def items(self) -> list[JSONObject]:
         return [*self.inputs, *(each for step in self.steps for each in step.answer + step.outputs)]
 
 
@@ -133,7 +130,7 @@ class Replay:
         items: The items of a history, oldest first; `of` reads those of a session.
     """
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, items: Sequence[JSONObject]) -> None:
         compactions = [at for at, item in enumerate(items) if item.get("type") == "compaction"]
         begin = compactions[-1] + 1 if compactions else 0
         self._before: list[Any] = list(items[begin - 1 : begin]) if begin else []
@@ -172,7 +169,7 @@ class Replay:
         cls,
         catalog: SessionCatalog,
         where: Where | None,
-        agent_of: AgentOf,
+        agent_of: Callable[[SessionInfo], Agent[Any] | Awaitable[Agent[Any] | None] | None],
         *,
         feedback: FeedbackKind | None = None,
         updated_since: datetime | None = None,
@@ -238,7 +235,7 @@ class Replay:
         catalog: SessionCatalog,
         info: SessionInfo,
         problem: str | None,
-        agent_of: AgentOf,
+        agent_of: Callable[[SessionInfo], Any],
         options: dict[str, Any],
     ) -> ReplayResult:
         """`problem` is why the session cannot be replayed."""
@@ -292,7 +289,7 @@ class Replay:
         tape = _Tape(self._turns, provider.get_model(model) if isinstance(model, str) else model)
         copied, config = _Copies(tape).of(agent), RunConfig(model=tape, tracing_disabled=True)
         memory, differences = _Memory(self._before), tape.differences
-        replayed: list[list[Item]] = []
+        replayed: list[list[JSONObject]] = []
         try:
             for number, turn in enumerate(self._turns, 1):
                 known, inputs = len(memory.items), list[Any](turn.inputs)
@@ -407,7 +404,7 @@ class _Tape(Model):
     def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         raise NotImplementedError("a replay does not stream")
 
-    def _find_output(self, item: Item, tools: Sequence[Any], handoffs: Sequence[Any]) -> None:
+    def _find_output(self, item: JSONObject, tools: Sequence[Any], handoffs: Sequence[Any]) -> None:
         kind, name = str(item["type"]), item.get("name")
         if kind not in _CALLED:
             raise self._ended(f"a call of type {quoted(kind)} cannot be replayed")
@@ -430,7 +427,7 @@ class _Tape(Model):
         arguments = quoted(item.get(_CALLED[kind]))
         raise self._ended(f"there is no recorded output of {quoted(name)} with {arguments}")
 
-    def _check_parameters(self, call: Item, schema: dict[str, Any]) -> None:
+    def _check_parameters(self, call: JSONObject, schema: dict[str, Any]) -> None:
         arguments = _parsed(call.get("arguments"))
         if isinstance(arguments, dict) and schema.get("additionalProperties") is False:
             gone = sorted(arguments.keys() - schema.get("properties", {}).keys())
@@ -495,7 +492,7 @@ class _Copies:
         return copied
 
 
-def _turns(items: Iterable[Item]) -> Iterable[_Turn]:
+def _turns(items: Iterable[JSONObject]) -> Iterable[_Turn]:
     """Cuts a history: inputs begin a turn, and outputs end an answer of the model."""
     turn = _Turn()
     for item in items:
@@ -516,7 +513,7 @@ def _turns(items: Iterable[Item]) -> Iterable[_Turn]:
         yield turn
 
 
-def _typed(answer: Iterable[Item]) -> list[Any]:
+def _typed(answer: Iterable[JSONObject]) -> list[Any]:
     """Returns items as a model returns them; an application may have written shorter ones."""
     typed = []
     for item in answer:
@@ -542,19 +539,19 @@ def _parsed(arguments: object) -> object:
         return arguments
 
 
-def _call_of(item: Item) -> str:
+def _call_of(item: JSONObject) -> str:
     arguments = _parsed(item.get(_CALLED.get(str(item.get("type")), "")))
     return json.dumps([item.get("name"), arguments], sort_keys=True)
 
 
-def _compared(items: Iterable[Item], *, texts: bool) -> list[tuple[str, Item]]:
+def _compared(items: Iterable[JSONObject], *, texts: bool) -> list[tuple[str, JSONObject]]:
     """Returns calls and outputs with what counts of them. Outputs follow the order of calls.
 
     With `texts`, it returns messages of the assistant, too.
     """
     names: dict[object, int] = {}
-    found: list[tuple[str, Item]] = []
-    outputs: list[tuple[int, str, Item]] = []
+    found: list[tuple[str, JSONObject]] = []
+    outputs: list[tuple[int, str, JSONObject]] = []
     for item in items:
         kind = str(item.get("type"))
         if kind in _OUTPUTS:
@@ -572,7 +569,7 @@ def _compared(items: Iterable[Item], *, texts: bool) -> list[tuple[str, Item]]:
 
 
 def _differences(
-    turn: int, recorded: Iterable[Item], replayed: Iterable[Item], *, texts: bool
+    turn: int, recorded: Iterable[JSONObject], replayed: Iterable[JSONObject], *, texts: bool
 ) -> Iterable[ReplayDifference]:
     both = (_compared(items, texts=texts) for items in (recorded, replayed))
     for before, now in zip_longest(*both):
@@ -616,7 +613,7 @@ async def selected_sessions(
         corrupt.clear()
 
 
-def eval_lines(record: Item) -> Iterable[Item | None]:
+def eval_lines(record: JSONObject) -> Iterable[JSONObject | None]:
     """Yields each turn of an export record in the form of OpenAI's evals.
 
     It yields None for a turn without a final text. The input begins after the newest compaction.
@@ -624,7 +621,7 @@ def eval_lines(record: Item) -> Iterable[Item | None]:
     """
     items = [each["item"] for each in record["items"] if isinstance(each.get("item"), dict)]
     check_not_encrypted(items)
-    before: list[Item] = []
+    before: list[JSONObject] = []
     for number, turn in enumerate(Replay(items)._turns, 1):
         final = turn.steps[-1].answer if turn.steps and not turn.steps[-1].outputs else []
         texts = ["\n".join(texts_of(each["content"])) for each in final if "role" in each]
@@ -637,9 +634,9 @@ def eval_lines(record: Item) -> Iterable[Item | None]:
             yield {"input": given, "ideal": texts[-1], **own}
 
 
-def _chat_messages(items: Iterable[Item]) -> list[Item]:
+def _chat_messages(items: Iterable[JSONObject]) -> list[JSONObject]:
     """Returns items as messages of Chat Completions; those that have no such form are left out."""
-    messages: list[Item] = []
+    messages: list[JSONObject] = []
     for item in items:
         kind = str(item.get("type"))
         if "role" in item or kind in _OUTPUTS:
@@ -655,7 +652,7 @@ def _chat_messages(items: Iterable[Item]) -> list[Item]:
     return messages
 
 
-def _shown(item: Item) -> str:
+def _shown(item: JSONObject) -> str:
     kind = str(item.get("type"))
     if kind in _CALLED:
         return escaped(f"{item.get('name')}({item.get(_CALLED[kind])})"[:300])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import json
 from typing import Any
 
@@ -24,7 +25,7 @@ from agents.models.multi_provider import MultiProvider
 from agents.testing import ScriptedModel, assistant_message, function_call
 from agents.tool_context import ToolContext
 
-from agents_session_metadata import SessionChangedError, SessionRuns
+from agents_session_metadata import RunOptions, SessionChangedError, SessionRuns
 from conformance.failing import Till, Turns, ids_of_calls, once, status, until
 
 pytestmark = pytest.mark.logic
@@ -331,6 +332,12 @@ async def call(runs: SessionRuns, agent: Any, options: Any, *, streamed: bool) -
             pass
 
 
+@pytest.mark.logic
+def test_the_options_of_runs_are_those_of_the_sdks_runner_and_ours() -> None:
+    of_runner = inspect.signature(Runner.run).parameters.keys() - {"starting_agent", "input"}
+    assert RunOptions.__annotations__.keys() == of_runner | {"wait", "strict_context"}
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_arguments_that_are_refused_leave_a_failed_run_as_it_was(
     runs, till, streamed
@@ -341,8 +348,11 @@ async def test_arguments_that_are_refused_leave_a_failed_run_as_it_was(
     for options in REFUSED:
         with pytest.raises(Exception, match=r"\w"):
             await call(runs, agent, options, streamed=streamed)
-    with pytest.raises(TypeError):
-        await runs.resume("chat", agent, hook=None)
+    for misspelled in ({"hook": None}, {"forced": True}, {"key": "k"}):
+        with pytest.raises(TypeError, match=f"unknown argument '{next(iter(misspelled))}'"):
+            await runs.resume("chat", agent, **misspelled)
+        with pytest.raises(TypeError, match=r"expected one of .*hooks"):
+            runs.stream_resume("chat", agent, **misspelled)
     assert (await runs.get("chat")).error == "RuntimeError: 429"
     assert (await runs.resume("chat", agent)).final_output == "Done"
     assert len(till.charged) == 1

@@ -24,6 +24,7 @@ from agents_session_metadata import (
     InvalidFilterError,
     InvalidMetadataError,
     InvalidPhaseError,
+    JSONObject,
     MetadataLimitError,
     ModelPrice,
     PhaseChange,
@@ -88,6 +89,7 @@ async def replaying(catalog: SessionCatalog, agent: Agent[Any]) -> None:
     result = await replay.run(agent, model="gpt-4.1-mini", context={})
     assert_type(result, ReplayResult)
     assert_type(result.differences, list[ReplayDifference])
+    assert_type(result.differences[0].recorded, JSONObject | None)
     assert_type(result.ended, str | None)
 
     async def agent_of(info: SessionInfo) -> Agent[Any] | None:
@@ -152,6 +154,7 @@ async def tracking(
     own: RunHooks[Any],
 ) -> None:
     """A tracker is run hooks."""
+    ModelPrice(input=2, output=0.6, cached_input=Decimal("0.1"))
     price = ModelPrice(input=Decimal("2.5"), output=Decimal(10))
     async with SessionTracker(session, hooks=own, prices={"gpt-5": price}) as hooks:
         assert_type(hooks, SessionTracker)

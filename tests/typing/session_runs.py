@@ -1,32 +1,43 @@
-"""The types of runs, their lists and decisions."""
+"""The types of runs, their options, lists and decisions. Checked by mypy and pyright, never run."""
+
+# Each ignored error must be there: mypy warns of a needless ignore by itself, pyright is told to.
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from agents import Agent
+from agents import Agent, RunConfig, RunHooks, RunResultStreaming, SQLiteSession
 from typing_extensions import assert_type
 
 from agents_session_metadata import (
     Budget,
+    Cipher,
     Decision,
     KeyReusedError,
     LeaseLostError,
+    LeaseLostReason,
+    NewRunOptions,
     PendingCall,
     Remaining,
+    ResumeOptions,
     RunCancelledError,
     RunFailedError,
     RunInfo,
     RunInterruptedError,
     RunNotFoundError,
+    RunOptions,
     RunPage,
+    RunResult,
+    RunStatus,
     SessionBusyError,
     SessionCatalog,
     SessionRun,
     SessionRuns,
     SQLAlchemyMetadataSession,
     StreamedRun,
+    StreamEvent,
 )
 
 
@@ -55,7 +66,60 @@ async def check(
     assert_type(found, list[Decision])
     assert_type(await runs.delete_decisions(before=now), int)
     assert_type(await Budget(tokens=1).remaining(session), Remaining)
+
+
+async def check_results(runs: SessionRuns, agent: Agent[Any]) -> None:
+    """Results, events and statuses are those of the SDK, and a few words."""
+    run = await runs.run("chat-1", agent, "Hi")
+    assert_type(run.result, RunResult | None)
+    async with runs.stream_resume("chat-1", agent) as streamed:
+        assert_type(streamed.result, RunResultStreaming | None)
+        async for event in streamed.stream_events():
+            assert_type(event, StreamEvent)
+    info = await runs.get("chat-1")
+    if info is not None:
+        assert_type(info.status, RunStatus)
+        assert_type(info.status, Literal["running", "waiting", "interrupted", "failed"])
+        await runs.list(info.status)
+        _ = info.status == "finished"  # type: ignore[comparison-overlap]  # pyright: ignore[reportUnnecessaryComparison]
+    await runs.list("finished")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def check_options(
+    runs: SessionRuns, agent: Agent[Any], hooks: RunHooks[Any], cipher: Cipher
+) -> None:
+    """Options of all runs, of new ones and of those that are resumed."""
+    SessionRuns(runs.catalog, encrypt=cipher, decrypt=cipher)
+    shared: RunOptions = {
+        "wait": 30,
+        "session": lambda session: session,
+        "strict_context": False,
+        "context": {"user": "u1"},
+        "hooks": hooks,
+        "run_config": RunConfig(),
+        "max_turns": None,
+        "error_handlers": None,
+        "conversation_id": None,
+        "previous_response_id": None,
+        "auto_previous_response_id": False,
+    }
+    new: NewRunOptions = {**shared, "key": "k", "interrupted": "discard", "durable": False}
+    resumed: ResumeOptions = {**shared, "force": True, "takeover": True}
+    await runs.run("chat-1", agent, "Hi", **shared)
+    await runs.run("chat-1", agent, "Hi", **new)
+    runs.stream("chat-1", agent, "Hi", **new)
+    await runs.resume("chat-1", agent, **resumed)
+    runs.stream_resume("chat-1", agent, **resumed)
+    await runs.run("chat-1", agent, "Hi", session=lambda _: SQLiteSession("chat-1"))
+
     await runs.run("chat-1", agent, "Hi", interrupted="wait")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await runs.run("chat-1", agent, "Hi", hook=hooks)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await runs.run("chat-1", agent, "Hi", force=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await runs.run("chat-1", agent, "Hi", conversation_id="c")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    runs.stream("chat-1", agent, "Hi", max_turn=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    runs.stream("chat-1", agent, "Hi", max_turns="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await runs.resume("chat-1", agent, key="k")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    runs.stream_resume("chat-1", agent, forced=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def check_errors(
@@ -69,4 +133,5 @@ def check_errors(
     """Errors say of which session."""
     assert_type([busy.session_id, interrupted.session_id, failed.error], list[str])
     assert_type([missing.session_id, reused.session_id, reused.key], list[str])
+    assert_type(lost.reason, LeaseLostReason)
     assert_type(lost.reason, Literal["taken", "stopped", "deleted"])

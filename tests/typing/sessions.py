@@ -19,6 +19,7 @@ from agents_session_metadata import (
     MAX_KEY_LENGTH,
     MetadataLimits,
     SessionCatalog,
+    SessionOptions,
     SQLAlchemyMetadataSession,
 )
 
@@ -54,6 +55,16 @@ def construction(engine: AsyncEngine) -> None:
     assert_type(session.catalog, SessionCatalog)
     SQLAlchemyMetadataSession("chat-1", engine=engine, session_settings={"limit": 10})
 
+    options: SessionOptions = {"create_tables": True, "ensure_ascii": False}
+    SQLAlchemyMetadataSession("chat-1", engine=engine, **options)
+    SQLAlchemyMetadataSession.from_url("chat-1", url="sqlite://", **options)
+    SessionCatalog(engine, **options)
+    SessionCatalog.from_url("sqlite://", **options)
+
+    SQLAlchemyMetadataSession("chat-1", engine=engine, create_table=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    SQLAlchemyMetadataSession.from_url("chat-1", url="sqlite://", create_table=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    SessionCatalog(engine, create_table=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    SessionCatalog.from_url("sqlite://", create_table=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     SQLAlchemyMetadataSession("chat-1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     SQLAlchemyMetadataSession("chat-1", engine)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     SQLAlchemyMetadataSession("chat-1", engine=engine, on_clear="drop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

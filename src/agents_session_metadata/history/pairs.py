@@ -47,7 +47,6 @@ _HOSTED = frozenset(
 )
 """Types of items of hosted tools, which have no outputs of their own."""
 
-Items: TypeAlias = "list[Any]"
 Item: TypeAlias = "Mapping[str, Any]"
 Call: TypeAlias = "tuple[str, str]"
 """The type of a call, and what it has in common with its output, as a rule its `call_id`."""
@@ -201,7 +200,7 @@ def _stays(item: Item, kind: str) -> bool:
     return waits or kind in _HOSTED or kind in _OUTPUTS
 
 
-def recent_turns(n: int) -> Callable[[Items, Items], Items]:
+def recent_turns(n: int) -> Callable[[list[Any], list[Any]], list[Any]]:
     """A `session_input_callback` with which the model sees the last turns and the new input.
 
     A turn begins with a message of the user. A call without its output is left out, and so is an
@@ -224,10 +223,10 @@ def recent_turns(n: int) -> Callable[[Items, Items], Items]:
     if type(n) is not int or n < 1:
         raise ValueError(f"n must be a positive integer, got {quoted(n)}")
 
-    def recent(history: Items, new: Items) -> Items:
+    def recent(history: list[Any], new: list[Any]) -> list[Any]:
         starts = [at for at, item in enumerate(history) if is_user_message(item)]
         begin = starts[-n] if len(starts) > n else 0
-        items: Items = list(history)
+        items: list[Any] = list(history)
         while (pair := separated_pair(items, begin)) is not None:
             items[pair[1]] = None
         shown = items[begin:]

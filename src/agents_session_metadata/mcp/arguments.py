@@ -59,7 +59,6 @@ Value = Annotated[Any, WithJsonSchema(_ANY_VALUE)]
 OrderBy = Literal[
     "updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"
 ]
-RunStatus = Literal["running", "waiting", "interrupted", "failed"]
 
 _DESCRIPTIONS = {
     "session": "The session's id.",

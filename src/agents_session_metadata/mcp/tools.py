@@ -10,7 +10,7 @@ from typing import Literal
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
-from agents_session_metadata.runs.approvals import PendingCall, RunInfo
+from agents_session_metadata.runs.approvals import PendingCall, RunInfo, RunStatus
 from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.types import ItemInfo, JSONObject, SearchHit, SearchPage, SessionInfo
 
@@ -36,7 +36,7 @@ from .answers import (
     size,
     to_text,
 )
-from .arguments import OrderBy, RunStatus, Value, Values, Where, parse_json
+from .arguments import OrderBy, Value, Values, Where, parse_json
 
 ToolFunction = Callable[..., Awaitable[JSONObject]]
 

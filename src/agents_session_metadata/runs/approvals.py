@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from agents.exceptions import UserError
 from sqlalchemy import Connection, Table, and_, delete, insert, or_, select
@@ -16,10 +16,13 @@ from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.scope import ScopedStore
 
-from .feature import FAILED, INTERRUPTED, RUNNING, RUNS, WAITING, runs_table, status_of
+from .feature import FAILED, RUNS, WAITING, runs_table, status_of
 from .record import SEALED, Encryption
 
-STATUSES = (RUNNING, WAITING, INTERRUPTED, FAILED)
+RunStatus: TypeAlias = Literal["running", "waiting", "interrupted", "failed"]
+"""The status of a run, of `RunInfo` and for `SessionRuns.list`."""
+
+STATUSES: tuple[RunStatus, ...] = get_args(RunStatus)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -77,7 +80,7 @@ class RunInfo:
 
     Attributes:
         session_id: The id of its session.
-        status: `"running"`, `"waiting"`, `"interrupted"` or `"failed"`.
+        status: What it does now.
         agent: The name of the agent that it began with or, if it waits, of the agent that waits.
         pending: The calls that wait for an approval, including those with a decision.
         started_at: When it began, by the database's clock; aware, UTC.
@@ -85,7 +88,7 @@ class RunInfo:
     """
 
     session_id: str
-    status: str
+    status: RunStatus
     agent: str
     pending: tuple[PendingCall, ...]
     started_at: datetime
@@ -193,7 +196,7 @@ async def read_page(
     store: ScopedStore,
     encryption: Encryption,
     condition: Condition,
-    status: str | None,
+    status: RunStatus | None,
     limit: int,
     cursor: str | None,
 ) -> RunPage:

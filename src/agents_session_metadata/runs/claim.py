@@ -15,16 +15,18 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
-from agents import Agent, Runner, RunState
+import agents
+from agents import Agent, RunConfig, RunErrorHandlers, RunHooks, Runner, RunState
 from agents.exceptions import UserError
+from agents.memory import Session
 from sqlalchemy import (
     BigInteger,
     Connection,
@@ -44,10 +46,12 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import DBAPIError
+from typing_extensions import TypedDict
 
 from agents_session_metadata._sdk import agent_named, check_runner_options
 from agents_session_metadata.core.database import FAILURES, settle
 from agents_session_metadata.core.messages import delete_messages
+from agents_session_metadata.core.store import check_options
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import (
@@ -65,6 +69,7 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.keys import AGENT, RUN, normalize_agent
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import quoted
 from agents_session_metadata.usage.ledger import newest_usage
 from agents_session_metadata.values import (
@@ -92,10 +97,6 @@ from .record import Encryption, Progress, RunRecord, load_final
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-Interrupted = Literal["resume", "discard"]
-Wrap = Callable[[Any], Any]
-"""A function that wraps the session of a run, for example in an `EncryptedSession`."""
-
 REPEATABLE_FOR = 10 * 60 * 1_000_000
 """For so many microseconds after a run has finished, `resume` returns its outcome."""
 
@@ -105,6 +106,84 @@ _POLL, _LONGEST_POLL = 0.02, 0.32
 """Seconds between two looks at a session that is busy, which double, before jitter."""
 _LONGEST_HOLD = 2.0
 """Seconds that a claim waits for the transaction of somebody else, even with `wait=0`."""
+
+
+RunResult: TypeAlias = agents.RunResult
+"""The SDK's result of a run: the type of `SessionRun.result`."""
+
+StreamEvent: TypeAlias = agents.StreamEvent
+"""An event of the SDK: what `StreamedRun.stream_events()` yields."""
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of `SessionRuns.run`, `stream`, `resume` and `stream_resume`.
+
+    ```python
+    options: RunOptions = {"max_turns": 20, "context": {"user": "u1"}, "wait": 30}
+    await runs.run("chat-1", agent, "Hello", **options)
+    ```
+
+    Attributes:
+        wait: How many seconds to wait while a run of the session works; 0 by default.
+        session: A function that wraps the session of the run, such as
+            `lambda session: EncryptedSession("chat-1", session, key)`. `resume` needs it as well.
+        strict_context: Whether a run that pauses raises if the SDK would not store its `context`
+            as it is; True by default.
+        context: As in `Runner.run`. When a run is resumed, it replaces the stored one.
+        hooks: As in `Runner.run`, such as a `SessionTracker`.
+        run_config: As in `Runner.run`.
+        max_turns: As in `Runner.run`. `resume` takes that of the beginning by default; for a run
+            that waited, the SDK takes it from the state.
+        error_handlers: As in `Runner.run`.
+        conversation_id: Only None: a session has the whole history itself.
+        previous_response_id: Only None.
+        auto_previous_response_id: Only False.
+    """
+
+    wait: float
+    session: Callable[[SQLAlchemyMetadataSession], Session] | None
+    strict_context: bool
+    context: Any
+    hooks: RunHooks[Any] | None
+    run_config: RunConfig | dict[str, Any] | None
+    max_turns: int | None
+    error_handlers: RunErrorHandlers[Any] | None
+    conversation_id: None
+    previous_response_id: None
+    auto_previous_response_id: Literal[False]
+
+
+class NewRunOptions(RunOptions, total=False):
+    """Options of `SessionRuns.run` and `stream`: `RunOptions` and these.
+
+    Attributes:
+        key: Identifies the request. While its run works, a call with the same key waits. If its
+            process died or the run has failed, the call goes on with the run. After it has
+            finished or paused, the call returns its outcome with `repeated=True`.
+        interrupted: `"resume"` finishes an interrupted run of the session first, `"discard"` gives
+            it up, or with `key` an interrupted or failed run of the same key.
+        durable: Whether to record answers and outputs; True by default. Without, an interrupted or
+            failed run begins again at its input or last pause, and what it added to the history
+            since then is removed.
+    """
+
+    key: str | None
+    interrupted: Literal["resume", "discard"] | None
+    durable: bool
+
+
+class ResumeOptions(RunOptions, total=False):
+    """Options of `SessionRuns.resume` and `stream_resume`: `RunOptions` and these.
+
+    Attributes:
+        force: Whether to go on although others have changed the history, or the agent or its tools
+            are not those of the record.
+        takeover: Whether to take the run from a process that is known to be dead, before its lease
+            has ended. If it lives, it cannot write any more.
+    """
+
+    force: bool
+    takeover: bool
 
 
 @dataclass(frozen=True)
@@ -122,27 +201,54 @@ class SessionRun:
     session_id: str
     final_output: Any
     interruptions: tuple[PendingCall, ...] = ()
-    result: Any = None
+    result: RunResult | None = None
     repeated: bool = False
 
 
 @dataclass(frozen=True)
 class Request:
-    """One call of `run` or `stream`; of `resume` without an input."""
+    """One call of a method that runs an agent; to resume a run, `input` is None."""
 
     session_id: str
     agent: Agent[Any]
-    wait: float
-    wrap: Wrap | None
-    strict_context: bool
+    input: Any
     options: dict[str, Any]
-    input: Any = None
-    key: str | None = None
-    interrupted: Interrupted | None = None
-    durable: bool = True
+    """Those of the SDK's runner."""
     is_resume: bool = False
+    wait: float = 0
+    session: Callable[[Any], Any] | None = None
+    strict_context: bool = True
+    key: str | None = None
+    interrupted: str | None = None
+    durable: bool = True
     force: bool = False
     takeover: bool = False
+
+    @classmethod
+    def to_run(
+        cls, session_id: str, agent: Agent[Any], given: Any, options: NewRunOptions
+    ) -> Request:
+        if not isinstance(given, (str, list)):
+            advice = "; use resume" if isinstance(given, RunState) else ""
+            kind = type(given).__name__
+            raise TypeError(f"input must be a string or a list of items, got {kind}{advice}")
+        request = cls._of(NewRunOptions, options, session_id=session_id, agent=agent, input=given)
+        check_id(session_id)
+        return request
+
+    @classmethod
+    def to_resume(cls, session_id: str, agent: Agent[Any], options: ResumeOptions) -> Request:
+        values = {"session_id": session_id, "agent": agent, "input": None, "is_resume": True}
+        return cls._of(ResumeOptions, options, **values)
+
+    @classmethod
+    def _of(cls, kind: Any, options: Mapping[str, Any], **values: Any) -> Request:
+        """Separates the options of the SDK's runner from ours."""
+        of_runner, known = _runner_options(), kind.__annotations__.keys()
+        check_options(options, known | of_runner)
+        given = {name: value for name, value in options.items() if name in of_runner}
+        ours = {name: value for name, value in options.items() if name not in of_runner}
+        return cls(**values, options=given, **ours)
 
     def __post_init__(self) -> None:
         check_id_type(self.session_id)
@@ -150,10 +256,6 @@ class Request:
             raise TypeError(f"agent must be an Agent, got {type(self.agent).__name__}")
         if not self.wait >= 0:
             raise ValueError(f"wait must be a number of seconds, 0 or more, got {self.wait!r}")
-        if not self.is_resume and not isinstance(self.input, (str, list)):
-            advice = "; use resume" if isinstance(self.input, RunState) else ""
-            kind = type(self.input).__name__
-            raise TypeError(f"input must be a string or a list of items, got {kind}{advice}")
         if self.key is not None and not isinstance(self.key, str):
             raise TypeError(f"key must be a string, got {type(self.key).__name__}")
         if self.key == "":
@@ -162,9 +264,12 @@ class Request:
             raise ValueError(
                 f"interrupted must be 'resume', 'discard' or None, got {quoted(self.interrupted)}"
             )
-        _check_options(self.options)
-        if not self.is_resume:
-            check_id(self.session_id)
+        for name in ("conversation_id", "previous_response_id", "auto_previous_response_id"):
+            if self.options.get(name):
+                raise UserError(
+                    f"{name} cannot be combined with a session, which has the whole history itself"
+                )
+        check_runner_options(self.options)
 
     @property
     def agent_name(self) -> str:
@@ -186,20 +291,6 @@ def content_of(agent: str, given: Any) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    """Refuses what `Runner.run` would refuse, before anything is written."""
-    unknown = sorted(options.keys() - _runner_options())
-    if unknown:
-        names = ", ".join(sorted(_runner_options()))
-        raise TypeError(f"unknown argument {quoted(unknown[0])}; the SDK's runner takes {names}")
-    for name in ("conversation_id", "previous_response_id", "auto_previous_response_id"):
-        if options.get(name):
-            raise UserError(
-                f"{name} cannot be combined with a session, which has the whole history itself"
-            )
-    check_runner_options(options)
 
 
 @lru_cache(maxsize=1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from agents import Agent
+from agents import Agent, RunResultStreaming, TResponseInputItem
 from sqlalchemy import Connection
+from typing_extensions import Unpack
 
 from agents_session_metadata.catalog import SessionCatalog, check_catalog
 from agents_session_metadata.errors import (
@@ -27,6 +29,7 @@ from .approvals import (
     PendingCall,
     RunInfo,
     RunPage,
+    RunStatus,
     add_decision,
     delete_decisions,
     infos_of,
@@ -34,13 +37,18 @@ from .approvals import (
     read_decisions,
     read_page,
 )
-from .claim import Interrupted, Request, SessionRun, Settings, Wrap, lock_run
+from .claim import (
+    NewRunOptions,
+    Request,
+    ResumeOptions,
+    SessionRun,
+    Settings,
+    StreamEvent,
+    lock_run,
+)
 from .feature import FAILED, INTERRUPTED, RUNNING, give_up
 from .record import Cipher, Encryption
 from .work import Work, take_turn
-
-Decisions: TypeAlias = list[Decision]
-"""The method `list` hides the class of this name."""
 
 LONGEST_LEASE = timedelta(days=1)
 
@@ -114,15 +122,8 @@ class SessionRuns:
         self,
         session_id: str,
         agent: Agent[Any],
-        input: str | list[Any],  # noqa: A002  # as in the SDK
-        *,
-        key: str | None = None,
-        wait: float = 0,
-        interrupted: Interrupted | None = None,
-        durable: bool = True,
-        session: Wrap | None = None,
-        strict_context: bool = True,
-        **options: Any,
+        input: str | list[TResponseInputItem],  # noqa: A002  # as in the SDK
+        **options: Unpack[NewRunOptions],
     ) -> SessionRun:
         """Run an agent as `Runner.run` does, while no other run of the session works.
 
@@ -132,20 +133,7 @@ class SessionRuns:
             session_id: The session's id. The session is created if it does not exist.
             agent: The agent.
             input: The input, as in `Runner.run`.
-            key: Identifies the request. While its run works, a call with the same key waits. If its
-                process died or the run has failed, the call goes on with the run. After it has
-                finished or paused, the call returns its outcome with `repeated=True`.
-            wait: How many seconds to wait for another run.
-            interrupted: `"resume"` finishes an interrupted run of the session first, `"discard"`
-                gives it up, or with `key` an interrupted or failed run of the same key.
-            durable: Whether to record answers and outputs. Without, an interrupted or failed run
-                begins again at its input or last pause, and what it added to the history since
-                then is removed.
-            session: A function that wraps the session of the run.
-            strict_context: Whether a run that pauses raises if the SDK would not store its
-                `context` as it is.
-            options: Further arguments of `Runner.run`, such as `context`, `hooks`, `run_config`
-                and `max_turns`.
+            **options: As in `NewRunOptions`.
 
         Returns:
             The outcome.
@@ -160,25 +148,18 @@ class SessionRuns:
             RunCancelledError: If the run with this key was given up.
             KeyReusedError: If the key was used with another input or another agent.
             SessionNotFoundError: If the session is outside the scope.
+            TypeError: If an argument is unknown or has the wrong type. Nothing is written.
             ValueError: If the session is encrypted and there is no `encrypt`, or an argument is
                 invalid.
         """
-        common = session_id, agent, wait, session, strict_context, options
-        return await self._run(Request(*common, input, key, interrupted, durable))
+        return await self._run(Request.to_run(session_id, agent, input, options))
 
     def stream(
         self,
         session_id: str,
         agent: Agent[Any],
-        input: str | list[Any],  # noqa: A002  # as in the SDK
-        *,
-        key: str | None = None,
-        wait: float = 0,
-        interrupted: Interrupted | None = None,
-        durable: bool = True,
-        session: Wrap | None = None,
-        strict_context: bool = True,
-        **options: Any,
+        input: str | list[TResponseInputItem],  # noqa: A002  # as in the SDK
+        **options: Unpack[NewRunOptions],
     ) -> StreamedRun:
         """Run an agent as `Runner.run_streamed` does, while no other run of the session works.
 
@@ -194,34 +175,18 @@ class SessionRuns:
         events.
 
         Args:
-            session_id: As in `run`, like all other arguments.
+            session_id: As in `run`.
             agent: The agent.
             input: The input.
-            key: Identifies the request.
-            wait: How many seconds to wait for another run.
-            interrupted: What to do with an interrupted run of the session.
-            durable: Whether to record answers and outputs.
-            session: A function that wraps the session of the run.
-            strict_context: Whether to refuse a context that would not be stored at a pause.
-            options: Further arguments of `Runner.run_streamed`.
+            **options: As in `NewRunOptions`.
 
         Returns:
             An async context manager, which begins the run and raises the errors of `run`.
         """
-        common = session_id, agent, wait, session, strict_context, options
-        return self._streamed(Request(*common, input, key, interrupted, durable))
+        return self._streamed(Request.to_run(session_id, agent, input, options))
 
     async def resume(
-        self,
-        session_id: str,
-        agent: Agent[Any],
-        *,
-        force: bool = False,
-        takeover: bool = False,
-        wait: float = 0,
-        session: Wrap | None = None,
-        strict_context: bool = True,
-        **options: Any,
+        self, session_id: str, agent: Agent[Any], **options: Unpack[ResumeOptions]
     ) -> SessionRun:
         """Go on with a run that waits, was interrupted or has failed.
 
@@ -232,16 +197,7 @@ class SessionRuns:
         Args:
             session_id: The session's id.
             agent: The agent that the run began with.
-            force: Whether to go on although others have changed the history, or the agent or its
-                tools are not those of the record.
-            takeover: Whether to take the run from a process that is known to be dead, before its
-                lease has ended. If it lives, it cannot write any more.
-            wait: How many seconds to wait for the run if it works elsewhere.
-            session: A function that wraps the session of the run, as when it began.
-            strict_context: As in `run`.
-            options: Further arguments of `Runner.run`. A `context` replaces the stored one.
-                `max_turns` is that of the beginning by default; for a run that waited, the SDK
-                takes it from the state.
+            **options: As in `ResumeOptions`.
 
         Returns:
             The outcome.
@@ -253,27 +209,12 @@ class SessionRuns:
             SessionChangedError: If others have changed the history, or the agents and tools are
                 not the same as before. The run does not change.
             StateVersionError: If the SDK cannot read the state, which stays.
+            TypeError: If an argument is unknown or has the wrong type.
         """
-        return await self._run(
-            Request(
-                *(session_id, agent, wait, session, strict_context, options),
-                is_resume=True,
-                force=force,
-                takeover=takeover,
-            )
-        )
+        return await self._run(Request.to_resume(session_id, agent, options))
 
     def stream_resume(
-        self,
-        session_id: str,
-        agent: Agent[Any],
-        *,
-        force: bool = False,
-        takeover: bool = False,
-        wait: float = 0,
-        session: Wrap | None = None,
-        strict_context: bool = True,
-        **options: Any,
+        self, session_id: str, agent: Agent[Any], **options: Unpack[ResumeOptions]
     ) -> StreamedRun:
         """Go on with a run as `resume` does, and stream it.
 
@@ -284,26 +225,14 @@ class SessionRuns:
         ```
 
         Args:
-            session_id: As in `resume`, like all other arguments.
+            session_id: As in `resume`.
             agent: The agent that the run began with.
-            force: Whether to go on although something has changed.
-            takeover: Whether to take the run from a process that is known to be dead.
-            wait: How many seconds to wait for the run if it works elsewhere.
-            session: A function that wraps the session of the run, as when it began.
-            strict_context: As in `run`.
-            options: Further arguments of `Runner.run_streamed`.
+            **options: As in `ResumeOptions`.
 
         Returns:
             An async context manager, which goes on with the run and raises the errors of `resume`.
         """
-        return self._streamed(
-            Request(
-                *(session_id, agent, wait, session, strict_context, options),
-                is_resume=True,
-                force=force,
-                takeover=takeover,
-            )
-        )
+        return self._streamed(Request.to_resume(session_id, agent, options))
 
     async def _run(self, request: Request) -> SessionRun:
         taken = await take_turn(self._settings, request)
@@ -316,7 +245,7 @@ class SessionRuns:
 
     async def list(
         self,
-        status: str | None = None,
+        status: RunStatus | None = None,
         where: Where | None = None,
         *,
         limit: int = 100,
@@ -325,7 +254,7 @@ class SessionRuns:
         """Return a page of runs, newest first.
 
         Args:
-            status: `"running"`, `"waiting"`, `"interrupted"` or `"failed"`; all by default.
+            status: Only runs with this status; all by default.
             where: A filter for the sessions.
             limit: The maximum number of runs per page, 1 to 1,000.
             cursor: The `next_cursor` of the previous page, for the same status, filter and scope.
@@ -457,7 +386,7 @@ class SessionRuns:
 
     async def decisions(
         self, session_id: str | None = None, *, since: datetime | None = None
-    ) -> Decisions:
+    ) -> builtins.list[Decision]:
         """Return decisions, oldest first. They are kept after the run and after its session.
 
         Args:
@@ -494,7 +423,7 @@ class StreamedRun:
         self._begin = begin
         self._work: Work | None = None
         self._outcome = SessionRun(session_id, None)
-        self.result: Any = None
+        self.result: RunResultStreaming | None = None
         """The SDK's streaming result; None if the outcome is that of an earlier call."""
 
     @property
@@ -521,13 +450,13 @@ class StreamedRun:
             self._work = taken
         return self
 
-    async def stream_events(self) -> AsyncIterator[Any]:
+    async def stream_events(self) -> AsyncIterator[StreamEvent]:
         """Yield the events of the SDK. At the end of them, the outcome is stored.
 
         Raises:
             LeaseLostError: If the run has lost its lease.
         """
-        if self._work is None:
+        if self._work is None or self.result is None:
             return
         try:
             async for event in self.result.stream_events():
@@ -538,7 +467,7 @@ class StreamedRun:
         await self._end()
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._work is not None and not self._work.has_ended:
+        if self.result is not None and self._work is not None and not self._work.has_ended:
             self.result.cancel()
         try:
             await self._end()

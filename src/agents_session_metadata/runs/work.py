@@ -59,7 +59,7 @@ async def take_turn(settings: Settings, request: Request) -> Work | SessionRun:
         session = RunSession._in_store(
             request.session_id, settings.store, must_exist=True, **settings.session
         )
-        wrapped = session if request.wrap is None else request.wrap(session)
+        wrapped = session if request.session is None else request.session(session)
         if settings.encryption.encrypt is None and _is_encrypted(wrapped):
             raise ValueError(
                 "the history is encrypted, and what the run records would not be; "

@@ -45,8 +45,9 @@ async def page(call: PageCall) -> Response:
         raise HTTPException(400, f"The runs must be one of {', '.join(filter(None, STATES))}.")
     if view.problem:
         return call.render("runs.html", 400, view=view, states=STATES)
+    status: Any = view.state or None
     found = await SessionRuns(call.catalog).list(
-        view.state or None, view.where, limit=_PAGE, cursor=view.cursor
+        status, view.where, limit=_PAGE, cursor=view.cursor
     )
     waiting = [run.session_id for run in found.runs if run.pending]
     return call.render(
