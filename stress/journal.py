@@ -9,7 +9,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects.codes import error_code, is_transient
 
 
 class Call(NamedTuple):
@@ -62,13 +62,12 @@ class Journal:
 
     def watch(self, engine: AsyncEngine) -> None:
         """Count the errors of an engine that the package takes for passing ones."""
-        dialect = dialect_of(engine.dialect)
 
         @event.listens_for(engine.sync_engine, "handle_error")
         def count(context: Any) -> None:
             error = context.sqlalchemy_exception
-            if isinstance(error, DBAPIError) and dialect.is_transient(error):
-                self.retried[str(dialect.error_code(error))] += 1
+            if isinstance(error, DBAPIError) and is_transient(error):
+                self.retried[str(error_code(error))] += 1
 
 
 def _name(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.dialects import _sqlite
+from agents_session_metadata.dialects import _sqlite_cursor
 
 pytestmark = pytest.mark.dialect
 
@@ -130,7 +130,7 @@ async def test_a_statement_takes_one_call_of_the_drivers_thread(
     database: Database, monkeypatch, is_known
 ):
     if not is_known:
-        monkeypatch.setattr(_sqlite, "_MEMBERS", [*_sqlite._MEMBERS[:3], ["_renamed"]])
+        monkeypatch.setattr(_sqlite_cursor, "MEMBERS", [*_sqlite_cursor.MEMBERS[:3], ["_renamed"]])
     session = SessionCatalog(database.engine(), create_tables=True).session("chat")
     await session.set_metadata({"tags": ["a"]})
     calls = []

@@ -26,6 +26,13 @@ from sqlalchemy.util import greenlet_spawn
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect, Existing
+from agents_session_metadata.dialects.codes import (
+    is_creation_race,
+    is_denied,
+    is_held,
+    is_lost_statement,
+    is_transient,
+)
 from agents_session_metadata.dialects.urls import check_loop
 from agents_session_metadata.errors import TablesMissingError
 
@@ -221,7 +228,7 @@ class Database:
                 groups = [CORE, error.group]
                 continue
             except DBAPIError as error:
-                race = preparing and self._is_worth_preparing_again(error)
+                race = preparing and (is_creation_race(error) or is_held(error))
                 if delay is None or not (race or self._is_worth_retrying(error, pooled=pooled)):
                     if not (prepare or preparing):
                         await self._explain(error)
@@ -287,7 +294,7 @@ class Database:
     async def _explain(self, error: DBAPIError) -> None:
         """Raises `TablesMissingError` if the SDK's tables are missing, which explains an error."""
         is_explained = isinstance(error, (OperationalError, ProgrammingError))
-        if not is_explained or error.connection_invalidated or self.dialect.is_transient(error):
+        if not is_explained or error.connection_invalidated or is_transient(error):
             return
 
         def find(connection: Connection) -> list[str]:
@@ -302,19 +309,12 @@ class Database:
         checked = self._state.checked.get(group)
         return checked is not None and checked() is self.engine.sync_engine.pool
 
-    def _is_worth_preparing_again(self, error: DBAPIError) -> bool:
-        code = self.dialect.error_code(error)
-        return self.dialect.is_creation_race(error) or code in self.dialect.held_codes
-
     def _is_worth_retrying(self, error: DBAPIError, *, pooled: bool) -> bool:
         """`pooled` is the state when it began: several operations can meet a new pooler at once."""
-        if self.dialect.is_transient(error):
-            return True
-        code = self.dialect.error_code(error)
-        if code in self.dialect.lost_statement_codes and not pooled:
+        if is_lost_statement(error) and not pooled:
             self._state.pooled = True
             return True
-        return False
+        return is_transient(error)
 
     async def _prepare(self, group: str) -> None:
         def prepare(connection: Connection) -> None:
@@ -358,7 +358,7 @@ class Database:
         try:
             create_missing(connection, self.names, group)
         except DBAPIError as error:
-            if self.dialect.error_code(error) not in self.dialect.denied_codes:
+            if not is_denied(error):
                 raise
             if missing:
                 problem = (

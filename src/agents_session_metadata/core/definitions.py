@@ -213,8 +213,7 @@ def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
 def _drop_trigger(drop: DropTrigger, compiler: Any, **_: Any) -> str:
     name = compiler.preparer.quote(drop.name)
     schema = name_beside(drop.table, drop.name, compiler).removesuffix(name)
-    table = name_beside(drop.table, drop.table.name, compiler)
-    return dialect_of(compiler.dialect).drop_trigger(schema, name, table)
+    return dialect_of(compiler.dialect).drop_trigger(schema, name)
 
 
 def name_beside(table: Table, plain: str, compiler: Any) -> str:

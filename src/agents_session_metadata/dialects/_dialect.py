@@ -18,11 +18,11 @@ from sqlalchemy import (
     func,
     inspect,
     literal_column,
+    null,
     text,
     true,
 )
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from ._locks import Locks
@@ -64,10 +64,6 @@ class Dialect:
     text_search: ClassVar[TextSQL] = TextSQL()
     autocommit_reads: ClassVar[bool] = False
     """A single SELECT is faster outside a transaction."""
-    lost_statement_codes: ClassVar[frozenset[object]] = frozenset()
-    """Error codes for running a statement that a pooler has prepared on another connection."""
-    locks_metadata: ClassVar[bool] = False
-    """Reading metadata before writing it must lock its rows too, beside the session's."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]
@@ -87,43 +83,31 @@ class Dialect:
     """A query with a LIMIT reads an index in order, and no more rows than it needs."""
     numbers_rows: ClassVar[bool] = False
     """Numbering the rows of an index does not read more of them than are needed."""
-    probes_by_range: ClassVar[bool] = False
-    """An id is looked up by a range of only this id, so that the covering index is used."""
     transactional_ddl: ClassVar[bool] = True
     """One transaction can create a table and insert its rows."""
     many: ClassVar[int] = 200
     """Longer lists may be bound in another way."""
     sorted_bytes: ClassVar[int] = 2**31
     """The number of leading bytes of a binary value that ORDER BY compares."""
-    creation_race_codes: ClassVar[frozenset[object]] = frozenset()
-    """Error codes for a CREATE that failed because another process ran the same one first."""
-    transient_codes: ClassVar[frozenset[object]] = frozenset()
     locks_rows: ClassVar[bool] = True
     """A transaction locks single rows, and does not keep out all other writers."""
-    held_codes: ClassVar[frozenset[object]] = frozenset()
-    """Error codes for a row or a table that another transaction has locked, if that can be."""
-    denied_codes: ClassVar[frozenset[object]] = frozenset()
-    """Error codes for a user or a server that may not alter tables."""
+
+    # Queries that `ask` runs:
+    place: ClassVar[str] = ""
+    """A condition of the information schema for one table."""
     describe_ids: ClassVar[str]
-    """A query for the fields of `IdColumn`."""
+    """Selects the fields of `IdColumn` of the columns `session_id` and `key`."""
+    name_triggers: ClassVar[str]
+    measure_table: ClassVar[str]
+    """Selects the size of a table with its indexes in bytes."""
+    estimate_rows: ClassVar[str]
+    """Selects an estimate of the rows of a table, or nothing if it has no index `:index`."""
 
     def configure(self, engine: Engine) -> None:
         """Configures connections as the SDK does, if the SDK configures them."""
 
     def connect(self, engine: Engine) -> Connection:
         return engine.connect()
-
-    def error_code(self, error: DBAPIError) -> object:
-        raise NotImplementedError
-
-    def is_transient(self, error: DBAPIError) -> bool:
-        return self.error_code(error) in self.transient_codes
-
-    def is_creation_race(self, error: DBAPIError) -> bool:
-        return self.error_code(error) in self.creation_race_codes
-
-    def advice(self, error: DBAPIError) -> str:
-        return ""
 
     def commits_each(self, connection: Connection) -> bool:
         fairy: Any = connection.connection
@@ -143,7 +127,7 @@ class Dialect:
 
     def locking(self, statement: Statement) -> Statement:
         """Adapts a SELECT of metadata that is then written, while the session's row is locked."""
-        return statement.with_for_update() if self.locks_metadata else statement
+        return statement
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Any:
         statement = self.insert(table)
@@ -189,9 +173,10 @@ class Dialect:
         """Compares the key of a row whose session is given, and which is looked up by that."""
         return key == value
 
-    def without_primary_key(self, statement: Statement, rows: FromClause) -> Statement:
-        """Has a statement look up rows in another index than that of the primary key."""
-        return statement
+    def probing(self, statement: Statement, rows: FromClause, session_id: Any) -> Statement:
+        """Has a statement look up one session in the covering index of its rows."""
+        # With a range of one id, this index is used, and not that of the primary key.
+        return statement.where(rows.c.session_id.between(session_id, session_id))
 
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         """Sorts by code point, and LIKE can search it; `native` columns already sort that way."""
@@ -207,7 +192,7 @@ class Dialect:
 
     def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
         """Returns a column of the SDK's tables as an expression that no index serves."""
-        return time
+        return func.nullif(time, null(), type_=time.type)
 
     def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
         """Converts a `moment` to a limit on stored times that contains all moments within it.
@@ -225,7 +210,8 @@ class Dialect:
 
     def time_index_rows(self, connection: Connection, sessions: Table, name: str) -> int | None:
         """Returns an estimate of the rows of the sessions table; None if it has no such index."""
-        raise NotImplementedError
+        rows = self.ask(connection, sessions, self.estimate_rows, index=name).first()
+        return None if rows is None else int(rows[0] or 0)
 
     def time_to_store(self, moment: datetime) -> Any:
         """Raises ValueError if the SDK's tables cannot store the time."""
@@ -252,14 +238,19 @@ class Dialect:
         schema = connection.schema_for_object(table)
         return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
 
-    def ask(self, connection: Connection, table: Table, query: str) -> Any:
-        """Runs a query of the system catalog about one table, which its parameters name."""
-        return connection.execute(text(query), self.place(connection, table))
+    def ask(self, connection: Connection, table: Table, query: str, **more: object) -> Any:
+        """Runs a query of the system catalog about one table.
 
-    def place(self, connection: Connection, table: Table) -> dict[str, str | None]:
-        return {"name": table.name, "schema": connection.schema_for_object(table)}
+        The query has its plain name and schema as parameters, its full name as the parameter or the
+        field `table`, its schema with a dot as a field, and `place`.
+        """
+        full = qualified_text(connection, table)
+        schema = connection.schema_for_object(table)
+        own = {"name": table.name, "schema": schema, "table": full, **more}
+        names = {"schema": self.schema_of(connection, table), "table": full.replace(":", r"\:")}
+        return connection.execute(text(query.format(**names, place=self.place)), own)
 
-    def drop_trigger(self, schema: str, name: str, table: str) -> str:
+    def drop_trigger(self, schema: str, name: str) -> str:
         return f"DROP TRIGGER IF EXISTS {schema}{name}"
 
     def existing(
@@ -272,7 +263,8 @@ class Dialect:
         raise NotImplementedError
 
     def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
-        raise NotImplementedError
+        names: Iterable[str] = self.ask(connection, table, self.name_triggers).scalars()
+        return names
 
     @contextmanager
     def brief_waits(self, connection: Connection) -> Iterator[None]:
@@ -291,10 +283,10 @@ class Dialect:
 
     def table_bytes(self, connection: Connection, table: Table) -> int | None:
         """Returns the size of a table with its indexes; None if the database does not report it."""
-        return None
+        size = self.ask(connection, table, self.measure_table).scalar()
+        return None if size is None else int(size)
 
     def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
-        """Describes the columns `session_id` and `key`."""
         return [IdColumn(*row) for row in self.ask(connection, table, self.describe_ids)]
 
     def parent_id(self, connection: Connection, sessions: Table) -> TypeEngine[Any]:

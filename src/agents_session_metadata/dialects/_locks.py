@@ -7,7 +7,7 @@ also reflect the effects of an application's own triggers, except SQLite's row c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
@@ -21,8 +21,6 @@ from sqlalchemy import (
     select,
 )
 
-from agents_session_metadata.text import quoted
-
 ROUNDS = 10
 """Attempts to lock a row that others create and delete in the meantime."""
 
@@ -31,7 +29,7 @@ def lost_race(what: str) -> RuntimeError:
     return RuntimeError(f"{what} was created and deleted by others {ROUNDS} times; try again")
 
 
-class Found(NamedTuple):
+class LockedSession(NamedTuple):
     """The result of locking a row. `stored` is None if there is none, so nothing is locked.
 
     `has_leftovers` is None if it is not known before the session is created.
@@ -41,29 +39,33 @@ class Found(NamedTuple):
     has_leftovers: bool | None = None
 
 
-Reader = Callable[[Connection, str], Found]
+Reader = Callable[[Connection, str], LockedSession]
 
 
 class Locks:
     """The statements that lock one session's row. This class requires `RETURNING`."""
 
-    insert: ClassVar[Any]
-    """SQLAlchemy's INSERT, with `on_conflict_do_nothing`."""
-
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         self._sessions = sessions
         self._metadata = metadata
         session: BindParameter[str] = bindparam("session")
-        self.leftovers: ColumnElement[bool] = or_(
+        leftovers: ColumnElement[bool] = or_(
             exists().where(metadata.c.session_id == session),
             exists().where(elements.c.session_id == session),
         )
-        self.read_leftovers: Any = select(self.leftovers)
+        self.read_leftovers: Any = select(leftovers)
         self._look: Any = select(sessions.c.session_id).where(sessions.c.session_id == session)
         """Reads what is committed, without waiting."""
         self._lock: Any = self._look.with_for_update()
-        self._create_in_any = self._insert_new(literal(False))
-        self._create = self._insert_new(self.leftovers)
+        self._insert_alone = self._insert(literal(False))
+        self._insert_reading = self._insert(leftovers)
+
+    def _insert(self, value: ColumnElement[Any]) -> Any:
+        """Returns an INSERT that selects a value for a new row, and NULL or nothing otherwise.
+
+        A row that exists is then locked.
+        """
+        raise NotImplementedError
 
     def existing(self, connection: Connection, session_id: str) -> bool:
         """Locks a session's row and returns whether it exists."""
@@ -78,7 +80,11 @@ class Locks:
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
         """Returns whether a row was created. Uses only the sessions table."""
-        return self._created(connection, session_id, self._create_in_any) is not None
+        # Most sessions that are written to exist.
+        return not self.existing(connection, session_id) and self._is_new(connection, session_id)
+
+    def _is_new(self, connection: Connection, session_id: str) -> bool:
+        return connection.scalar(self._insert_alone, {"session": session_id}) is not None
 
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
@@ -88,11 +94,11 @@ class Locks:
         Returns None if the session exists; its row is then locked. `has_leftovers` is the answer if
         the caller knows it already.
         """
-        return self._created(connection, session_id, self._create)
+        found = connection.scalar(self._insert_reading, {"session": session_id})
+        return None if found is None else bool(found)
 
-    def reading_nothing(self, connection: Connection, session_id: str) -> Found:
-        row = connection.execute(self._lock, {"session": session_id}).first()
-        return Found(None if row is None else {})
+    def reading_nothing(self, connection: Connection, session_id: str) -> LockedSession:
+        return LockedSession({} if self.existing(connection, session_id) else None)
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
         """Returns a function that locks a session's row, then reads a metadata column by key."""
@@ -101,25 +107,10 @@ class Locks:
         # A separate statement, because PostgreSQL reads a snapshot from the start of a statement.
         statement: Any = select(metadata.c.key, column).where(own)
 
-        def read(connection: Connection, session_id: str) -> Found:
+        def read(connection: Connection, session_id: str) -> LockedSession:
             if not self.existing(connection, session_id):
-                return Found(None)
+                return LockedSession(None)
             rows: Any = connection.execute(statement, {"session": session_id})
-            return Found(dict(rows.all()))
+            return LockedSession(dict(rows.all()))
 
         return read
-
-    def _insert_new(self, told: ColumnElement[Any]) -> Any:
-        """Inserts a row if it is missing. Only a new row is returned."""
-        new = self.insert(self._sessions).values(session_id=bindparam("session"))
-        return new.on_conflict_do_nothing().returning(told)
-
-    def _created(self, connection: Connection, session_id: str, insert: Any) -> bool | None:
-        parameters = {"session": session_id}
-        for _ in range(ROUNDS):
-            row = connection.execute(insert, parameters).first()
-            if row is not None:
-                return bool(row[0])
-            if self.existing(connection, session_id):
-                return None
-        raise lost_race(f"session {quoted(session_id)}")

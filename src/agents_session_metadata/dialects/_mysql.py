@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -32,14 +32,14 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.types import MAX_ID_LENGTH
 
 from ._dialect import LONGEST_WAIT, Dialect, Existing, by_table, replacements
-from ._locks import ROUNDS, Found, Locks, Reader
+from ._locks import ROUNDS, LockedSession, Locks, Reader
 from ._text import MySQLTextSQL
 from .sqltypes import SDKTime
 
@@ -59,7 +59,7 @@ _NEAR = 10_800
 """Seconds around a change of a clock."""
 
 
-class _MySQLLocks(Locks):
+class MySQLLocks(Locks):
     """Locks without `RETURNING`, and without a lock on the gap where a missing row would be.
 
     Locking a missing row locks the gap, and then two transactions that hold this lock cannot
@@ -70,32 +70,31 @@ class _MySQLLocks(Locks):
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         super().__init__(sessions, metadata, elements)
         self._elements = elements
-        self._insert = insert(sessions).values(session_id=bindparam("session"))
 
-    def or_create(self, connection: Connection, session_id: str) -> bool:
+    def _insert(self, value: ColumnElement[Any]) -> Any:
+        return insert(self._sessions).values(session_id=bindparam("session"))
+
+    def existing(self, connection: Connection, session_id: str) -> bool:
         is_first = not connection.in_transaction()
-        if self.existing(connection, session_id):
-            return False
-        if is_first:
+        exists = super().existing(connection, session_id)
+        if is_first and not exists:
             connection.rollback()
-        return self._create_row(connection, session_id)
+        return exists
 
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
     ) -> bool | None:
-        if not self._create_row(connection, session_id):
+        if not self._is_new(connection, session_id):
             return None
         if has_leftovers is None:
-            found = connection.execute(self.read_leftovers, {"session": session_id})
-            return bool(found.scalar())
+            return bool(connection.scalar(self.read_leftovers, {"session": session_id}))
         return has_leftovers
 
-    def _create_row(self, connection: Connection, session_id: str) -> bool:
-        """Returns False, and locks the row, if it exists."""
+    def _is_new(self, connection: Connection, session_id: str) -> bool:
         is_first = not connection.in_transaction()
         for attempt in range(ROUNDS):
             try:
-                connection.execute(self._insert, {"session": session_id})
+                connection.execute(self._insert_alone, {"session": session_id})
                 break
             except IntegrityError:
                 # After waiting for the other row, this transaction shares a lock on it with others.
@@ -105,8 +104,6 @@ class _MySQLLocks(Locks):
                     return False
                 # Deleted in the meantime; or a duplicate in another key, for example one that a
                 # trigger writes.
-                if is_first:
-                    connection.rollback()
                 if attempt == ROUNDS - 1:
                     raise
         return True
@@ -131,23 +128,20 @@ class _MySQLLocks(Locks):
             .with_for_update()
         )
 
-        def read(connection: Connection, session_id: str) -> Found:
+        def read(connection: Connection, session_id: str) -> LockedSession:
             is_first = not connection.in_transaction()
             rows: Any = connection.execute(statement, {"session": session_id}).all()
             stored = {key: value for _, key, value, _ in rows if key is not None}
             if rows[0][0] is not None:
-                return Found(stored)
+                return LockedSession(stored)
             if is_first:
                 connection.rollback()
-            return Found(None, has_leftovers=bool(stored or rows[0][3]))
+            return LockedSession(None, has_leftovers=bool(stored or rows[0][3]))
 
         return read
 
-    def _insert_new(self, told: ColumnElement[Any]) -> Any:
-        return None
 
-
-class _StoredTime(SDKTime):
+class MySQLTime(SDKTime):
     """Seconds since 1970: TIMESTAMP is UTC inside, which this reads in any time zone."""
 
     impl = Numeric(20, 6)
@@ -159,10 +153,7 @@ class _StoredTime(SDKTime):
         return re.fullmatch(r"\d{1,14}(\.\d{1,6})?", text, re.ASCII) is not None
 
     def to_database(self, value: Any) -> Decimal:
-        seconds = Decimal(value)
-        if not abs(seconds) < 10**14:  # what `impl` holds
-            raise ValueError(value)
-        return seconds
+        return Decimal(value)
 
 
 @lru_cache(maxsize=4096)
@@ -172,7 +163,7 @@ def _moment_of(seconds: Decimal | None) -> datetime | None:
     return _EPOCH + timedelta(microseconds=int(Decimal(seconds) * 1_000_000))
 
 
-class _Moment(_StoredTime):
+class MySQLMoment(MySQLTime):
     from_database = staticmethod(_moment_of)
 
     def to_database(self, value: Any) -> Decimal:
@@ -181,47 +172,44 @@ class _Moment(_StoredTime):
 
 class MySQL(Dialect):
     name = "mysql"
-    locks = _MySQLLocks
-    stored_time = _StoredTime()
-    moment = _Moment()
+    locks = MySQLLocks
+    stored_time = MySQLTime()
+    moment = MySQLMoment()
     usual_isolation = "REPEATABLE READ"
     text_search = MySQLTextSQL()
-    locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     transactional_ddl = False
-    # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready
-    transient_codes = frozenset({1213, 1205, 1020, 1047})
-    held_codes = frozenset({3572, 1205})
-    # table exists, trigger exists, duplicate key name, duplicate foreign key name (in its two
-    # forms), duplicate column; and no such table, when another process has just given it its name
-    creation_race_codes = frozenset({1050, 1060, 1061, 1826, 1005, 1684, 1213, 1146, 1359})
-    # command denied on a database or a table, read-only server
-    denied_codes = frozenset({1044, 1142, 1290})
+    place = "table_schema = coalesce(:schema, database()) AND table_name = :name"
     describe_ids = (
         "SELECT column_name, column_type, coalesce(collation_name, ''),"
         " data_type IN ('char', 'varchar') OR data_type LIKE '%text', data_type <> 'char'"
         " AND coalesce(collation_name, '') IN ('utf8mb4_nopad_bin', 'utf8mb4_0900_bin')"
-        " FROM information_schema.columns WHERE table_name = :name"
-        " AND table_schema = coalesce(:schema, database())"
-        " AND column_name IN ('session_id', 'key')"
+        " FROM information_schema.columns WHERE {place} AND column_name IN ('session_id', 'key')"
     )
+    name_triggers = (
+        "SELECT trigger_name FROM information_schema.triggers WHERE event_object_table = :name"
+        " AND event_object_schema = coalesce(:schema, database())"
+    )
+    measure_table = "SELECT data_length + index_length FROM information_schema.tables WHERE {place}"
+    estimate_rows = (
+        "SELECT table_rows FROM information_schema.tables WHERE {place} AND EXISTS"
+        " (SELECT 1 FROM information_schema.statistics WHERE {place} AND index_name = :index)"
+    )
+
+    def locking(self, statement: Any) -> Any:
+        # On a Galera cluster the lock of a row that is not written is local.
+        return statement.with_for_update()
 
     def whole(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
         return func.sha2(column, literal_column("256"))
 
-    def without_primary_key(self, statement: Any, rows: FromClause) -> Any:
-        return statement.with_hint(rows, "IGNORE INDEX (PRIMARY)")
+    def probing(self, statement: Any, rows: FromClause, session_id: Any) -> Any:
+        own = statement.where(rows.c.session_id == session_id)
+        return own.with_hint(rows, "IGNORE INDEX (PRIMARY)")
 
-    def error_code(self, error: DBAPIError) -> object:
-        arguments = getattr(error.orig, "args", ())
-        return arguments[0] if arguments else None
-
-    def advice(self, error: DBAPIError) -> str:
-        # A server that refuses a packet closes the connection, often before the driver reads why.
-        if self.error_code(error) not in {1153, 2006, 2013}:
-            return ""
-        return "if this record is large, increase max_allowed_packet on the server"
+    def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
+        return time  # Its `stored_time` is such an expression.
 
     def insert_missing(self, table: Table) -> Any:
         # IGNORE would also hide other errors, and a driver logs a warning for each row. The table
@@ -253,17 +241,6 @@ class MySQL(Dialect):
         reaches: ColumnElement[bool] = column <= limit if descending else column >= limit
         return reaches
 
-    def time_index_rows(self, connection: Connection, sessions: Table, name: str) -> int | None:
-        query = (
-            "SELECT table_rows FROM information_schema.tables WHERE table_name = :name"
-            " AND table_schema = coalesce(:schema, database()) AND EXISTS (SELECT 1"
-            " FROM information_schema.statistics WHERE table_name = :name AND index_name = :index"
-            " AND table_schema = coalesce(:schema, database()))"
-        )
-        place = {**self.place(connection, sessions), "index": name}
-        rows = connection.execute(text(query), place).first()
-        return None if rows is None else int(rows[0] or 0)
-
     def time_to_store(self, moment: datetime) -> Any:
         # The server would store the current time instead of an earlier one.
         if not _FIRST_TIMESTAMP <= moment <= _LAST_TIMESTAMP:
@@ -294,15 +271,6 @@ class MySQL(Dialect):
         present = func.utc_timestamp(literal_column("6"))
         epoch: ColumnElement[Any] = literal_column("TIMESTAMP '1970-01-01 00:00:00'")
         return func.timestampdiff(literal_column("MICROSECOND"), epoch, present, type_=BigInteger)
-
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
-        query = (
-            "SELECT trigger_name FROM information_schema.triggers"
-            " WHERE event_object_table = :name"
-            " AND event_object_schema = coalesce(:schema, database())"
-        )
-        names: Iterable[str] = self.ask(connection, table, query).scalars()
-        return names
 
     def existing(
         self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
@@ -352,14 +320,6 @@ class MySQL(Dialect):
         if not is_begun:
             connection.rollback()  # The isolation level can change only before a transaction.
 
-    def table_bytes(self, connection: Connection, table: Table) -> int | None:
-        query = (
-            "SELECT data_length + index_length FROM information_schema.tables"
-            " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
-        )
-        size = self.ask(connection, table, query).scalar()
-        return None if size is None else int(size)
-
     def server_warnings(self, connection: Connection) -> list[str]:
         query = "SELECT @@sql_mode, @@foreign_key_checks"
         modes, checks = connection.execute(text(query)).one()
@@ -375,8 +335,7 @@ class MySQL(Dialect):
     def parent_id(self, connection: Connection, sessions: Table) -> TypeEngine[Any]:
         query = (
             "SELECT character_maximum_length, character_set_name, collation_name"
-            " FROM information_schema.columns WHERE table_name = :name"
-            " AND column_name = 'session_id' AND table_schema = coalesce(:schema, database())"
+            " FROM information_schema.columns WHERE {place} AND column_name = 'session_id'"
         )
         length, charset, collation = self.ask(connection, sessions, query).one()
         return mysql.VARCHAR(length, charset=charset, collation=collation)

@@ -22,6 +22,7 @@ from sqlalchemy import (
     TypeDecorator,
     any_,
     bindparam,
+    case,
     cast,
     extract,
     func,
@@ -31,7 +32,6 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from ._dialect import (
@@ -43,35 +43,32 @@ from ._dialect import (
     names_of,
     qualified_text,
 )
-from ._locks import ROUNDS, Locks
+from ._locks import Locks
 from ._text import PostgreSQLTextSQL
 from .sqltypes import SDKTime
 
 
-class _PostgreSQLLocks(Locks):
-    """Locks first, and inserts if there is no row, because most written sessions exist."""
-
-    insert = staticmethod(postgresql.insert)
+class PostgreSQLLocks(Locks):
+    def _insert(self, value: ColumnElement[Any]) -> Any:
+        new = postgresql.insert(self._sessions).values(session_id=bindparam("session"))
+        new = new.on_conflict_do_update(
+            index_elements=["session_id"], set_={"session_id": new.excluded.session_id}
+        )
+        # The xmax of a row that was not inserted is the transaction that has locked it.
+        return new.returning(case((literal_column("xmax") == literal_column("0"), value)))
 
     def replaced(self, connection: Connection, session_id: str) -> bool:
         # The snapshot of the statement that waited is older than the new row.
-        for _ in range(ROUNDS):
-            if connection.execute(self._look, {"session": session_id}).first() is None:
-                return False
+        while connection.execute(self._look, {"session": session_id}).first() is not None:
             if self.existing(connection, session_id):
                 return True
         return False
-
-    def or_create(self, connection: Connection, session_id: str) -> bool:
-        if self.existing(connection, session_id):
-            return False
-        return super().or_create(connection, session_id)
 
 
 _ZONE = func.current_setting("TimeZone")
 
 
-class _StoredTime(SDKTime):
+class PostgreSQLTime(SDKTime):
     """The local time of the writer, without a time zone."""
 
     impl = TIMESTAMP(timezone=False)
@@ -84,7 +81,7 @@ def _in_utc(moment: datetime | None) -> datetime | None:
     return moment and moment.astimezone(timezone.utc)
 
 
-class _Moment(SDKTime):
+class PostgreSQLMoment(SDKTime):
     impl = TIMESTAMP(timezone=True)
     from_database = staticmethod(_in_utc)
 
@@ -97,25 +94,17 @@ class PostgreSQL(Dialect):
 
     name = "postgresql"
     insert = staticmethod(postgresql.insert)
-    locks = _PostgreSQLLocks
-    stored_time = _StoredTime()
-    moment = _Moment()
+    locks = PostgreSQLLocks
+    stored_time = PostgreSQLTime()
+    moment = PostgreSQLMoment()
     usual_isolation = "READ COMMITTED"
     text_search = PostgreSQLTextSQL()
     autocommit_reads = True
-    probes_by_range = True
     numbers_rows = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock
     # must be current.
     write_isolation = "READ COMMITTED"
-    # serialization failure, deadlock
-    transient_codes = frozenset({"40001", "40P01"})
-    held_codes = frozenset({"55P03"})
-    lost_statement_codes = frozenset({"26000"})
-    # duplicate table, object and column, and the unique index of the catalog behind them
-    creation_race_codes = frozenset({"42P07", "42710", "42701", "23505"})
-    denied_codes = frozenset({"42501", "25006"})  # the last one on a replica
     describe_ids = (
         "SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(c.collname, ''),"
         # The type of a domain is the one under it.
@@ -123,11 +112,18 @@ class PostgreSQL(Dialect):
         " coalesce(c.collisdeterministic, true)"
         " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
         " LEFT JOIN pg_collation c ON c.oid = a.attcollation"
-        " WHERE a.attrelid = to_regclass(:name) AND a.attname IN ('session_id', 'key')"
+        " WHERE a.attrelid = to_regclass(:table) AND a.attname IN ('session_id', 'key')"
     )
-
-    def error_code(self, error: DBAPIError) -> object:
-        return getattr(error.orig, "sqlstate", None)
+    name_triggers = (
+        "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:table) AND NOT tgisinternal"
+    )
+    measure_table = "SELECT pg_total_relation_size(to_regclass(:table))"
+    # Without statistics, from the size of the file; a row has about 100 bytes.
+    estimate_rows = (
+        "SELECT CASE WHEN t.reltuples > 0 THEN t.reltuples ELSE pg_relation_size(t.oid) / 100"
+        " END FROM pg_class t JOIN pg_index x ON x.indrelid = t.oid JOIN pg_class i"
+        " ON i.oid = x.indexrelid WHERE t.oid = to_regclass(:table) AND i.relname = :index"
+    )
 
     def upsert_reading(
         self, table: Table, replaced: Sequence[str], read: Sequence[ColumnElement[Any]]
@@ -164,9 +160,6 @@ class PostgreSQL(Dialect):
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         return column if native else column.collate("C")
 
-    def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
-        return time.op("+")(literal_column("interval '0'"))
-
     def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
         # The end of summer time repeats an hour.
         hours: Any = literal_column(f"interval '{3 if high else -3} hours'")
@@ -196,38 +189,9 @@ class PostgreSQL(Dialect):
         # then reads all rows of one key, until ANALYZE runs.
         connection.execute(text("DISCARD PLANS"))
 
-    def schema_of(self, connection: Connection, table: Table) -> str:
-        query = (
-            "SELECT quote_ident(n.nspname) FROM pg_class c"
-            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)"
-        )
-        return f"{self.ask(connection, table, query).scalar()}."
-
-    def place(self, connection: Connection, table: Table) -> dict[str, str | None]:
-        return {"name": qualified_text(connection, table)}
-
-    def time_index_rows(self, connection: Connection, sessions: Table, name: str) -> int | None:
-        # Without statistics, from the size of the file; a row has about 100 bytes.
-        query = (
-            "SELECT CASE WHEN t.reltuples > 0 THEN t.reltuples ELSE pg_relation_size(t.oid) / 100"
-            " END FROM pg_class t JOIN pg_index x ON x.indrelid = t.oid JOIN pg_class i"
-            " ON i.oid = x.indexrelid WHERE t.oid = to_regclass(:name) AND i.relname = :index"
-        )
-        place = {**self.place(connection, sessions), "index": name}
-        rows = connection.execute(text(query), place).first()
-        return None if rows is None else int(rows[0])
-
-    def drop_trigger(self, schema: str, name: str, table: str) -> str:
-        # The trigger of a table that was moved to another schema runs a function that was not.
-        trigger = f"DROP TRIGGER IF EXISTS {name} ON {table}"
-        return f"DO {_quoted_block(trigger, f'DROP FUNCTION IF EXISTS {schema}{name}() CASCADE')}"
-
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
-        query = (
-            "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal"
-        )
-        names: Iterable[str] = self.ask(connection, table, query).scalars()
-        return names
+    def drop_trigger(self, schema: str, name: str) -> str:
+        # The trigger is dropped with the function that it runs.
+        return f"DROP FUNCTION IF EXISTS {schema}{name}() CASCADE"
 
     def existing(
         self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
@@ -250,17 +214,13 @@ class PostgreSQL(Dialect):
 
     @contextmanager
     def brief_waits(self, connection: Connection) -> Iterator[None]:
-        # Until the transaction ends: after an error, no statement could restore the setting.
-        query = "SELECT set_config('lock_timeout', :limit, true)"
-        own, limit = connection.execute(text(_LOCK_TIMEOUT), {"most": LONGEST_WAIT * 1000}).one()
-        connection.execute(text(query), {"limit": limit})
+        # The transaction ends with this, and gives the connection its own setting back.
+        query = (
+            "SELECT set_config(name, CAST(least(nullif(CAST(setting AS bigint), 0), :most)"
+            " AS text), true) FROM pg_settings WHERE name = 'lock_timeout'"  # 0 means no limit.
+        )
+        connection.execute(text(query), {"most": LONGEST_WAIT * 1000})
         yield
-        connection.execute(text(query), {"limit": own})
-
-    def table_bytes(self, connection: Connection, table: Table) -> int | None:
-        query = "SELECT pg_total_relation_size(to_regclass(:name))"
-        size: int | None = self.ask(connection, table, query).scalar_one()
-        return size
 
     def server_warnings(self, connection: Connection) -> list[str]:
         query = "SELECT name, setting, source FROM pg_settings WHERE name = ANY (:names)"
@@ -302,25 +262,11 @@ class PostgreSQL(Dialect):
             " ELSE d.datcollate END"
             " FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation"
             " JOIN pg_database d ON d.datname = current_database()"
-            " WHERE a.attrelid = to_regclass(:name) AND a.attname = 'session_id'"
+            " WHERE a.attrelid = to_regclass(:table) AND a.attname = 'session_id'"
         )
         declared, effective = self.ask(connection, sessions, query).one()
         return declared, effective
 
-
-def _quoted_block(*statements: str) -> str:
-    body = "; ".join(statements)
-    tag = "$body$"
-    while tag in body:
-        tag = f"{tag[:-1]}_$"
-    return f"{tag} BEGIN {body}; END {tag}"
-
-
-_LOCK_TIMEOUT = (
-    "SELECT setting, CAST(least(nullif(CAST(setting AS bigint), 0), :most) AS text)"
-    " FROM pg_settings WHERE name = 'lock_timeout'"
-)
-"""Milliseconds, of which 0 means no limit; and the shorter one of this and another limit."""
 
 _PARTS = (
     "SELECT CAST(a.attname AS text) FROM pg_attribute a"

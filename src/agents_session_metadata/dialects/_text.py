@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -21,11 +20,6 @@ from sqlalchemy import (
     select,
     text,
 )
-
-from .sqltypes import Words
-
-_AT_ONCE = 500
-"""Items per statement."""
 
 
 class TextSQL:
@@ -73,19 +67,12 @@ class TextSQL:
         """Keeps a planner from merging a subquery into the statement around it."""
         return statement
 
-    def insert(
-        self,
-        connection: Connection,
-        messages: Table,
-        rows: Table,
-        items: Sequence[Mapping[str, str]],
-        words: Sequence[str],
-    ) -> None:
-        """Inserts items of one session, which is locked, and their words."""
+    def insert_items(
+        self, connection: Connection, messages: Table, items: Sequence[Mapping[str, str]]
+    ) -> Sequence[int]:
+        """Inserts items of one session, which is locked, and returns the ids of the last ones."""
         new = insert(messages).returning(messages.c.id, sort_by_parameter_order=True)
-        ids = connection.scalars(new, items).all()
-        both = [{"id": item_id, "words": each} for item_id, each in zip(ids, words, strict=True)]
-        connection.execute(insert(rows), both)
+        return connection.scalars(new, items).all()
 
     def native_query(self, words: Iterable[tuple[str, bool]]) -> str:
         """Returns a query for words, and beginnings of words where True."""
@@ -141,30 +128,12 @@ class MySQLTextSQL(TextSQL):
         spelled = cast(one_byte, mysql.CHAR(charset="utf8mb4"))
         return func.lower(spelled), func.length(spelled) == func.length(search_key)
 
-    def insert(
-        self,
-        connection: Connection,
-        messages: Table,
-        rows: Table,
-        items: Sequence[Mapping[str, str]],
-        words: Sequence[str],
-    ) -> None:
-        for start in range(0, len(items), _AT_ONCE):
-            some = words[start : start + _AT_ONCE]
-            connection.execute(insert(messages).inline(), items[start : start + _AT_ONCE])
-            # The session is locked: its newest items are those. If the driver has divided the
-            # statement, the words of the others are missing.
-            given = {f"words_{place}": each for place, each in enumerate(reversed(some))}
-            given["session"] = items[0]["session_id"]
-            connection.execute(_insert_newest(messages, rows, len(some)), given)
-
-
-@lru_cache(maxsize=512)
-def _insert_newest(messages: Table, rows: Table, count: int) -> Any:
-    own = messages.c.session_id == bindparam("session", type_=String)
-    place = func.row_number().over(order_by=messages.c.id.desc()).label("place")
-    new = select(messages.c.id, place).where(own, messages.c.id >= func.last_insert_id())
-    newest = new.subquery("newest")
-    words = (bindparam(f"words_{number}", type_=Words()) for number in range(count))
-    both = select(newest.c.id, func.elt(newest.c.place, *words))
-    return insert(rows).from_select(["id", "words"], both.where(newest.c.place <= count))
+    def insert_items(
+        self, connection: Connection, messages: Table, items: Sequence[Mapping[str, str]]
+    ) -> Sequence[int]:
+        connection.execute(insert(messages).inline(), items)
+        # If the driver has divided the statement, these are the items of its last part.
+        new = select(messages.c.id).where(
+            messages.c.session_id == items[0]["session_id"], messages.c.id >= func.last_insert_id()
+        )
+        return connection.scalars(new.order_by(messages.c.id)).all()

@@ -142,10 +142,6 @@ class SDKTime(_Cached):
     def of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return type_coerce(column, self)
 
-    def comparable(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Like `of`, if equal times can be stored in different forms."""
-        return self.of(column)
-
     def to_database(self, value: Any) -> Any:
         """Raises ValueError or ArithmeticError if the value is not a time."""
         return value

@@ -91,15 +91,13 @@ class MetadataCondition(Condition):
         table = self.table(context.tables)
         rows = table.alias()
         is_key, matches = self.tests(name, context, rows)
-        own = rows.c.session_id == session_id
         if self.reads_one_key:
             # In the covering index, the sessions of one value are close to each other. A subquery
             # with a limit stays one; EXISTS would become a join.
-            if context.dialect.probes_by_range:
-                own = rows.c.session_id.between(session_id, session_id)
-            found = select(true()).where(own, is_key, matches).limit(literal_number(1))
-            found = context.dialect.without_primary_key(found, rows)
+            found = select(true()).where(is_key, matches).limit(literal_number(1))
+            found = context.dialect.probing(found, rows, session_id)
         else:
+            own = rows.c.session_id == session_id
             key = bindparam(f"{name}_key", type_=String)
             is_key = context.dialect.by_primary_key(rows.c.key, key)
             if table is context.tables.elements:
@@ -325,7 +323,7 @@ class TimeBound(Condition):
 
     def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         kind = context.dialect.moment
-        column = kind.comparable(context.tables.sessions.c[self.column])
+        column = kind.of(context.tables.sessions.c[self.column])
         return COMPARE[self.operator](column, bindparam(name, type_=kind))
 
 

@@ -54,6 +54,7 @@ from agents_session_metadata.core.messages import delete_messages
 from agents_session_metadata.core.store import check_options
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects.codes import is_held
 from agents_session_metadata.errors import (
     KeyReusedError,
     LeaseLostError,
@@ -616,15 +617,15 @@ class RunClaim:
         store, session_id = self._store, self._request.session_id
         if id_problem(session_id) is not None:
             return False
-        dialect, own = self._database.dialect, {"session": session_id}
+        own = {"session": session_id}
         try:
-            if not dialect.locks_rows:
+            if not self._database.dialect.locks_rows:
                 return store.lock(connection, session_id)
             found = connection.execute(self._sql.lock_now, own).first()
             if found is not None and self._database.has_tables(connection, RUNS):
                 connection.execute(self._sql.lock_run_now, own)
         except DBAPIError as error:
-            if dialect.error_code(error) in dialect.held_codes:
+            if is_held(error):
                 raise _HeldError from error
             raise
         if found is None:

@@ -30,6 +30,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     func,
+    insert,
     literal_column,
     select,
     update,
@@ -354,8 +355,11 @@ class SearchFeature(Feature):
             return False
         rows, messages = database.tables.group(TEXT)["_text"], database.tables.messages
         items = [{"session_id": session_id, "message_data": data} for data in texts]
-        words = [words_of(data) for data in texts]
-        database.dialect.text_search.insert(connection, messages, rows, items, words)
+        ids = database.dialect.text_search.insert_items(connection, messages, items)
+        # A search adds the words of items whose ids are not known.
+        known = zip(ids, texts[len(texts) - len(ids) :], strict=True)
+        words = [{"id": item_id, "words": words_of(data)} for item_id, data in known]
+        connection.execute(insert(rows), words)
         return True
 
     def added(self, database: Database, connection: Connection, ids: Sequence[str]) -> None:

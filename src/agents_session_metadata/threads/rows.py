@@ -259,7 +259,7 @@ class Attachments:
         )
         if before is not None:
             limit_time: Any = literal(before, dialect.moment)
-            created_at = dialect.moment.comparable(columns.created_at)
+            created_at = dialect.moment.of(columns.created_at)
             statement = statement.where(created_at <= limit_time)
         return [AttachmentRow(*row) for row in self.connection.execute(statement)]
 

@@ -21,6 +21,7 @@ from agents_session_metadata.core.rows import delete_sessions, elements_of, lock
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects._locks import ROUNDS
+from agents_session_metadata.dialects.codes import packet_advice
 from agents_session_metadata.errors import (
     SessionExistsError,
     SessionMetadataError,
@@ -289,8 +290,7 @@ class Import:
     def _tell_place(self, position: int, error: DBAPIError) -> None:
         place = f"the import stopped at record {position} (index {position - 1})"
         before = "the records before it are imported" if position > 1 else ""
-        advice = self._store.database.dialect.advice(error)
-        error.add_detail("; ".join(filter(None, [place, before, advice])))
+        error.add_detail("; ".join(filter(None, [place, before, packet_advice(error)])))
 
 
 async def _each(
