@@ -23,9 +23,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
-    DDL,
     Column,
     ColumnElement,
+    Connection,
     ForeignKey,
     Index,
     String,
@@ -55,6 +55,10 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     whatever deletes the row of the session, such as `clear_session()`, deletes its metadata.
     Compaction directly around this session keeps it. Writing metadata does not change
     `updated_at`, and `EncryptedSession` does not encrypt it.
+
+    On MySQL and MariaDB, `create_tables=True` fails as for `SQLAlchemySession`, because the SDK's
+    ids have no length there: create the tables first. `TEXT` holds 64 KiB per value there, and the
+    default collations compare keys without regard to case.
     """
 
     def __init__(
@@ -92,14 +96,19 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             Column("digest", String(64), nullable=False),
             Index(f"idx_{metadata_table}_digest", "key", "digest"),
         )
-        # SQLite does not enforce foreign keys by default. The MetaData, unlike a Table, sends
-        # this event even when all tables exist already.
-        trigger = DDL(
-            f'CREATE TRIGGER IF NOT EXISTS "{metadata_table}_delete"'
-            f' AFTER DELETE ON "{sessions_table}"'
-            f' BEGIN DELETE FROM "{metadata_table}" WHERE session_id = OLD.session_id; END'
-        )
-        event.listen(self._metadata, "after_create", trigger.execute_if(dialect="sqlite"))
+        # The MetaData, unlike a Table, sends this event even when all tables exist already.
+        event.listen(self._metadata, "after_create", self._create_trigger)
+
+    def _create_trigger(self, target: object, connection: Connection, **kwargs: Any) -> None:
+        # SQLite does not enforce foreign keys by default.
+        if connection.dialect.name == "sqlite":
+            quote = connection.dialect.identifier_preparer.quote_identifier
+            entries, sessions = self._entries.name, self._sessions.name
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER IF NOT EXISTS {quote(f'{entries}_delete')}"
+                f" AFTER DELETE ON {quote(sessions)}"
+                f" BEGIN DELETE FROM {quote(entries)} WHERE session_id = OLD.session_id; END"
+            )
 
     async def set_metadata(self, values: Mapping[str, Any]) -> None:
         """Insert or replace the values of the given keys in one transaction.

@@ -378,6 +378,24 @@ async def test_runner_integration(database: Database, streamed: bool) -> None:
     assert await session.find_sessions_by_metadata("owner_id", "user-1") == ["chat-1"]
 
 
+@pytest.mark.parametrize("name", ["a%b", 'we"ird', "we'ird", "two words", "select"])
+async def test_any_name_of_a_table_is_quoted(database: Database, name: str) -> None:
+    """Here, a session is deleted by the plain class, so that the trigger is needed."""
+    plain_names = dict(database.names)
+    database.names = {kind: f"{name} {own}" for kind, own in plain_names.items()}
+    session = database.session()
+    try:
+        await session.set_metadata({"a": 1})
+        await session.add_items([HELLO])
+        assert await session.find_sessions_by_metadata("a", 1) == ["chat-1"]
+        await database.plain_session().clear_session()
+        assert await session.get_metadata() == {}
+    finally:
+        async with database.engine.begin() as connection:
+            await connection.run_sync(session._metadata.drop_all)
+        database.names = plain_names
+
+
 async def test_from_url_with_default_tables(tmp_path: Path) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
     session = SQLAlchemyMetadataSession.from_url(
