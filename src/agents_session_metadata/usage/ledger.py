@@ -32,17 +32,12 @@ from sqlalchemy import (
     delete,
     func,
     insert,
-    null,
-    or_,
     select,
     type_coerce,
     update,
 )
 
-from agents_session_metadata.core.definitions import (
-    TableMaker,
-    derived_name,
-)
+from agents_session_metadata.core.definitions import TableMaker, derived_name
 from agents_session_metadata.core.messages import in_order
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.keys import OWNER_ID
@@ -64,7 +59,7 @@ from .prices import MONEY, Tokens, plain_cost
 USAGE = "usage"
 
 _DECIMALS = 12
-"""Of the costs that programs of version 0.2 write and read, as whole numbers of 64 bits."""
+"""Costs with up to so many decimals are stored as whole numbers of 64 bits, if they fit."""
 
 FIELDS = ("day", "agent", "model", "owner_id", "session_id", "item_id")
 
@@ -106,7 +101,7 @@ def add_usage(
 ) -> None:
     """If not `is_placed`, the rows belong to no item until `place_usage` is called."""
     key = owner_key(owner)
-    whose = {
+    shared = {
         "session_id": session_id,
         "owner_key": key,
         "owner_id": None if key is None else json_text(OWNER_ID, owner),
@@ -115,11 +110,10 @@ def add_usage(
     }
     rows = [
         {
-            **whose,
+            **shared,
             "agent": _named(entry.agent),
             "model": _named(entry.model),
-            "cost": None if entry.cost is None else _in_units(entry.cost),
-            "exact_cost": None if entry.cost is None else f"{MONEY.normalize(entry.cost):f}",
+            **_stored_cost(entry.cost),
             **entry.counts._asdict(),
         }
         for entry in entries
@@ -128,10 +122,14 @@ def add_usage(
         connection.execute(_insertion(_ledger(store), store.database.tables.messages), rows)
 
 
-def _in_units(cost: Decimal) -> int | None:
-    """Returns None for a large cost: for version 0.2, the model then has no price."""
-    units = int(MONEY.to_integral_value(MONEY.scaleb(cost, _DECIMALS)))
-    return units if abs(units) < 2**63 else None
+def _stored_cost(cost: Decimal | None) -> dict[str, int | str | None]:
+    """Returns a cost as a number of units if it is exactly that, else as text."""
+    if cost is None:
+        return {"cost": None, "exact_cost": None}
+    units = MONEY.scaleb(cost, _DECIMALS)
+    if -(2**63) < units < 2**63 and units == MONEY.to_integral_value(units):
+        return {"cost": int(units), "exact_cost": None}
+    return {"cost": None, "exact_cost": f"{MONEY.normalize(cost):f}"}
 
 
 @lru_cache(maxsize=256)
@@ -143,7 +141,7 @@ def _insertion(table: Table, messages: Table) -> Insert:
         .limit(1)
         .scalar_subquery()
     )
-    # Inline, because nobody reads the id of the row.
+    # Inline, because the id of the row is not read.
     return insert(table).values(item_id=newest).inline()
 
 
@@ -181,9 +179,9 @@ def define(make: TableMaker) -> None:
         # The newest item of the session when the row was written, which belongs to the run's turn.
         Column("item_id", BigInteger, nullable=True),
         *(Column(counter, BigInteger, nullable=False) for counter in Tokens._fields),
-        # In units of 10 ** -12, rounded; NULL if the model has no price, or if it does not fit.
+        # In units of 10 ** -12; NULL if the model has no price, or with an `exact_cost`.
         Column("cost", BigInteger, nullable=True),
-        # The same cost as an exact decimal number; NULL without a price and in rows of version 0.2.
+        # A cost that is too large for units, or has more decimals.
         Column("exact_cost", Text, nullable=True),
         Index(derived_name(name, "_owner_idx"), "owner_key", "day"),
         Index(derived_name(name, "_day_idx"), "day"),
@@ -214,12 +212,12 @@ async def read_usage(
     columns = [usage.c.owner_key if name == "owner_id" else usage.c[name] for name in fields]
     grouped = columns if "model" in fields else [*columns, usage.c.model]
     statement = select(*grouped, *_totals(usage)).where(*conditions).group_by(*grouped)
-    odd = select(*columns, usage.c.exact_cost).where(*conditions, _is_odd(usage))
+    exact = select(*columns, usage.c.exact_cost).where(*conditions, usage.c.exact_cost.is_not(None))
 
     def read(connection: Connection) -> list[UsageRow]:
         rows = connection.execute(*_within(store, statement, usage)).all()
-        has_odd = any(int(row.odd) for row in rows)
-        costs = connection.execute(*_within(store, odd, usage)).all() if has_odd else ()
+        has_exact = any(row.exact for row in rows)
+        costs = connection.execute(*_within(store, exact, usage)).all() if has_exact else ()
         return _rows(fields, rows, costs)
 
     return await store.database.read_used(USAGE, read, [])
@@ -299,33 +297,22 @@ def _within(
     return store.question(statement, usage.c.session_id)
 
 
-def _is_odd(usage: Table) -> ColumnElement[bool]:
-    """Selects costs that are not exact in units: large ones, and those with more decimals."""
-    is_large = and_(usage.c.cost.is_(None), usage.c.exact_cost.is_not(None))
-    return or_(is_large, usage.c.exact_cost.like(f"%.{'_' * (_DECIMALS + 1)}%"))
-
-
 def _totals(usage: Table) -> list[ColumnElement[Any]]:
-    billions, rest = _cost_sums(usage)
+    # Billions and remainders apart do not overflow SQLite's integers, of 64 bits.
+    rest: Any = usage.c.cost % _BILLION
+    # A multiple of the divisor: on MySQL, a quotient has four decimals.
+    billions = (usage.c.cost - rest) // _BILLION
     is_unpriced = and_(usage.c.cost.is_(None), usage.c.exact_cost.is_(None))
     unpriced = func.sum(case((is_unpriced, 1), else_=0))
     owner = func.min(type_coerce(usage.c.owner_id, Text))
     return [
         owner.label("owner"),
         unpriced.label("none"),
-        func.sum(case((_is_odd(usage), 1), else_=0)).label("odd"),
-        billions.label("billions"),
-        rest.label("rest"),
+        func.count(usage.c.exact_cost).label("exact"),
+        func.sum(billions).label("billions"),
+        func.sum(rest).label("rest"),
         *(func.sum(usage.c[name]).label(name) for name in Tokens._fields),
     ]
-
-
-def _cost_sums(usage: Table) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-    """Sums the billions and the remainders. SQLite's integers, of 64 bits, do not overflow so."""
-    units: Any = case((_is_odd(usage), null()), else_=usage.c.cost)
-    rest = units % _BILLION
-    # A multiple of the divisor: on MySQL, a quotient has four decimals.
-    return func.sum((units - rest) // _BILLION), func.sum(rest)
 
 
 def _cost(billions: Any, rest: Any) -> Decimal:
@@ -333,8 +320,8 @@ def _cost(billions: Any, rest: Any) -> Decimal:
     return MONEY.scaleb(Decimal(units), -_DECIMALS)
 
 
-def _rows(fields: tuple[str, ...], found: Iterable[Any], odd: Iterable[Any]) -> list[UsageRow]:
-    """`odd` has costs that are not among the totals."""
+def _rows(fields: tuple[str, ...], found: Iterable[Any], exact: Iterable[Any]) -> list[UsageRow]:
+    """`exact` has costs that are not among the totals."""
     totals: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in found:
         total = totals.setdefault(tuple(row[: len(fields)]), {"cost": None, "unpriced": set()})
@@ -346,8 +333,8 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any], odd: Iterable[Any]) -> 
             total["cost"] = MONEY.add(total["cost"] or 0, _cost(row.billions, row.rest))
         if int(row.none):
             total["unpriced"].add(row.model)
-    for *whose, cost in odd:
-        total = totals[tuple(whose)]
+    for *group, cost in exact:
+        total = totals[tuple(group)]
         total["cost"] = MONEY.add(total["cost"] or 0, Decimal(cost))
     for total in totals.values():
         if total.get("owner_id") is not None:
