@@ -223,10 +223,7 @@ class SessionLifecycle:
         return await self.session.edit_metadata(change)
 
     async def enter(
-        self,
-        phase: str,
-        metadata: Mapping[str, JSONValue] | None = None,
-        error: str | None = None,
+        self, phase: str, metadata: Mapping[str, JSONValue] | None = None, error: str | None = None
     ) -> Metadata:
         """Enter a phase.
 

@@ -145,14 +145,14 @@ class Accounts:
         return [entry for entry in taken.values() if entry.counts != _NOTHING]
 
     def add(self, entry: UsageEntry) -> None:
-        whose = entry.agent, entry.model
-        before = self._pending.get(whose)
+        group = entry.agent, entry.model
+        before = self._pending.get(group)
         if before is not None:
             counts = before.counts.plus(entry.counts)
             costs = [each for each in (before.cost, entry.cost) if each is not None]
             cost = total_cost(costs) if costs else None
-            entry = UsageEntry(*whose, counts, cost)
-        self._pending[whose] = entry
+            entry = UsageEntry(*group, counts, cost)
+        self._pending[group] = entry
 
     def _count_rest(self, run: _Run) -> None:
         # A call has gone into the usage before its hook is called. If the call was counted here in

@@ -120,21 +120,21 @@ async def _spent(
     budget: Budget, store: ScopedStore, session_id: str, owner: JSONValue
 ) -> tuple[Decimal, int]:
     """Reads the cost and the tokens of a session in the scope, or of an owner in any scope."""
-    whose: dict[str, Any] = {"session_id": session_id, "owner_id": None}
+    counted: dict[str, Any] = {"session_id": session_id, "owner_id": None}
     if budget.per == OWNER_ID:
         if owner is None:
             raise ValueError(
                 f"a budget per owner_id needs a session with an owner_id; session "
                 f"{quoted(session_id)} has none"
             )
-        whose = {"session_id": None, "owner_id": owner}
+        counted = {"session_id": None, "owner_id": owner}
     elif store.scope and not await store.exists(session_id):
         return Decimal(0), 0
     since = first_day(budget.window, datetime.now(timezone.utc).date())
     await store.database.ensure(USAGE)
     # Without the scope, which would leave out what the session used before it had its owner.
     everything = ScopedStore(store.database, store.limits)
-    rows = await read_usage(everything, by=(), since=since, **whose)
+    rows = await read_usage(everything, by=(), since=since, **counted)
     return (rows[0].cost or Decimal(0), rows[0].total_tokens) if rows else (Decimal(0), 0)
 
 

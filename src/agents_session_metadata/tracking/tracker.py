@@ -159,7 +159,7 @@ class SessionTracker(RunHooks[Any]):
         self._raised: set[tuple[int, str]] = set()
         self._times: dict[int, _Time] = {}
         self._has_answer = False
-        # Whoever the session belongs to when the model is called pays, even if it is deleted then.
+        # Usage is booked for the owner at the model call, even if the session is deleted later.
         self._owner: JSONValue = None
         self._has_read_owner = False
 
@@ -175,7 +175,7 @@ class SessionTracker(RunHooks[Any]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A cancellation or an interrupt is somebody's wish, not a failure.
+        # A cancellation or an interrupt is not a failure.
         if isinstance(error, Exception) and not self._is_refusal(error):
             self._failures.append(error_text(error, 500))
         if error is not None:
@@ -244,7 +244,7 @@ class SessionTracker(RunHooks[Any]):
         self._accounts.tool_ends(context.usage, _storable(agent.name))
         await self._hooks.on_tool_end(context, agent, tool, result)
 
-    # ---- what `SessionRuns` says of a run with these hooks ----
+    # ---- called by `SessionRuns` ----
 
     @property
     def _chain(self) -> list[SessionTracker]:
@@ -272,11 +272,11 @@ class SessionTracker(RunHooks[Any]):
         self._accounts.books(usage, entry)
 
     def _fails(self, context: Any, tool: Any) -> None:
-        """Says that a tool has raised whose end the hooks hear next."""
+        """Must be called when a tool has raised, before its `on_tool_end`."""
         self._raised.add((id(context.usage), _call_id(context, tool)))
 
     def _has_failed(self, context: Any, tool: Any) -> bool:
-        """The SDK tells hooks only the text of an error, but while tracing is on, its span more."""
+        """Hooks get only the text of an error. While tracing is on, the span has the error."""
         span = get_current_span()
         known = (id(context.usage), _call_id(context, tool)) in self._raised
         return known or (span is not None and span.error is not None)

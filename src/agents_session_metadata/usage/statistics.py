@@ -58,7 +58,7 @@ _LONGEST = timedelta.max // timedelta(milliseconds=1)
 
 
 class Totals:
-    """Whoever adds metadata counts the sessions as well: one without metadata adds nothing."""
+    """Sessions are counted by the caller: one without metadata is not added."""
 
     def __init__(self) -> None:
         self.sessions: int = 0
@@ -108,9 +108,13 @@ class Totals:
         self.milliseconds.update(other.milliseconds)
         self.durations += other.durations
 
-    def duration(self, percent: int) -> int | None:
+    def duration(self, percent: int) -> timedelta | None:
+        """Returns a percentile by nearest rank."""
+        if not self.durations:
+            return None
         self.durations.sort()
-        return nearest_rank(self.durations, percent)
+        rank = max(-(-len(self.durations) * percent // 100), 1)
+        return _duration(self.durations[rank - 1])
 
     def tools(self) -> dict[str, ToolStatistics]:
         """Returns the totals per tool, the one with the most calls first."""
@@ -127,8 +131,8 @@ class Totals:
             dict(self.by_agent.most_common()),
             self.sums[keys.RUNS],
             self.tools(),
-            _duration(self.duration(50)),
-            _duration(self.duration(95)),
+            self.duration(50),
+            self.duration(95),
         )
 
     def statistics(self, feedback: dict[str, int]) -> Statistics:
@@ -143,8 +147,8 @@ class Totals:
             duration=_duration(sums[keys.DURATION_MS]),
             errors=sums[keys.ERROR_COUNT],
             tools=self.tools(),
-            duration_median=_duration(self.duration(50)),
-            duration_p95=_duration(self.duration(95)),
+            duration_median=self.duration(50),
+            duration_p95=self.duration(95),
             feedback=feedback,
         )
 
@@ -244,10 +248,6 @@ async def read_daily(
     return DailyStatistics(rows, whole.of_day(None), complete=len(found) <= limit)
 
 
-def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
-    return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
-
-
 def _is_count(value: object, most: int = _MOST) -> bool:
     return type(value) is int and 0 <= value < most
 
@@ -256,5 +256,5 @@ def _is_number(value: Any, least: int, most: int) -> bool:
     return type(value) in (int, float) and least <= value < most
 
 
-def _duration(milliseconds: int | None) -> Any:
-    return None if milliseconds is None else timedelta(milliseconds=min(milliseconds, _LONGEST))
+def _duration(milliseconds: int) -> timedelta:
+    return timedelta(milliseconds=min(milliseconds, _LONGEST))
