@@ -19,6 +19,8 @@ from .errors import (
     InvalidFilterError,
     InvalidMetadataError,
     InvalidPhaseError,
+    ItemExistsError,
+    ItemNotFoundError,
     KeyReusedError,
     LeaseLostError,
     LeaseLostReason,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from .core.definitions import CreateTrigger, TableGroup
     from .core.features import session_tables
     from .core.tables import SessionTables
+    from .dialects.urls import is_unavailable
     from .history.pairs import recent_turns
     from .lifecycle import (
         FINAL_PHASES,
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
         SessionLifecycle,
         resumable_sessions,
     )
-    from .query.filters import Where
+    from .query.filters import FILTER_OPERATORS, Where, filter_hint
     from .query.ordering import OrderBy
     from .query.pages import OnCorrupt
     from .replay import Replay, ReplayDifference, ReplayResult
@@ -106,6 +109,7 @@ if TYPE_CHECKING:
     from .usage.prices import ModelPrice
 
 __all__ = [
+    "FILTER_OPERATORS",
     "FINAL_PHASES",
     "MAX_KEY_LENGTH",
     "PHASES",
@@ -124,7 +128,9 @@ __all__ = [
     "InvalidFilterError",
     "InvalidMetadataError",
     "InvalidPhaseError",
+    "ItemExistsError",
     "ItemInfo",
+    "ItemNotFoundError",
     "ItemPage",
     "JSONObject",
     "JSONValue",
@@ -193,6 +199,8 @@ __all__ = [
     "ValueCount",
     "Where",
     "add_invocation",
+    "filter_hint",
+    "is_unavailable",
     "normalize_agent",
     "recent_turns",
     "resumable_sessions",
@@ -204,7 +212,8 @@ _MODULES = {
     "history.pairs": ["recent_turns"],
     "tracking.budget": ["Budget", "Remaining"],
     "transfer.exports": ["OnConflict"],
-    "query.filters": ["Where"],
+    "dialects.urls": ["is_unavailable"],
+    "query.filters": ["FILTER_OPERATORS", "Where", "filter_hint"],
     "query.ordering": ["OrderBy"],
     "query.pages": ["OnCorrupt"],
     "lifecycle": [

@@ -31,7 +31,15 @@ from .errors import (
     ScopeError,
     SessionExistsError,
 )
-from .history.items import list_items
+from .history.items import (
+    appending,
+    check_item_id,
+    creating,
+    delete_item,
+    get_item,
+    item_texts,
+    list_items,
+)
 from .history.rewind import Cut, rewind
 from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
@@ -170,6 +178,15 @@ class SessionCatalog:
         """The engine."""
         return self._store.database.engine
 
+    @property
+    def scope(self) -> dict[str, Any]:
+        """The filter that restricts this catalog, as plain JSON; empty without a scope.
+
+        Sessions, pages and changes that you cache or share between callers must be kept apart by
+        it. `json.dumps(catalog.scope, sort_keys=True)` is a key.
+        """
+        return copy.deepcopy(self._store.scope.where)
+
     def scoped(self, values: Mapping[str, JSONValue]) -> Self:
         """A catalog that is restricted to the sessions with these values.
 
@@ -230,13 +247,18 @@ class SessionCatalog:
         )
 
     async def create_session(
-        self, session_id: str | None = None, *, metadata: Mapping[str, JSONValue] | None = None
+        self,
+        session_id: str | None = None,
+        *,
+        metadata: Mapping[str, JSONValue] | None = None,
+        items: Iterable[Mapping[str, Any]] = (),
     ) -> SQLAlchemyMetadataSession:
-        """Create a session with metadata in one transaction.
+        """Create a session with metadata and history in one transaction.
 
         Args:
             session_id: The id of the session; random by default.
             metadata: The metadata of the session. The values of the scope are added.
+            items: The items of its history, oldest first.
 
         Returns:
             The session.
@@ -247,12 +269,13 @@ class SessionCatalog:
             ScopeError: If the metadata contradicts the scope.
             SessionExistsError: If the id is in use, inside or outside the scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            TypeError: If the id is not a string.
+            TypeError: If the id is not a string, or an item not a mapping or not JSON.
             ValueError: If the id is not valid for metadata.
         """
         name = str(uuid.uuid4()) if session_id is None else session_id
         check_id_type(name)
-        if not await self._store.create(name, self._store.encode_new(metadata or {})):
+        encoded, texts = self._store.encode_new(metadata or {}), self._texts(items)
+        if not await self._store.database.write(creating(self._store, name, encoded, texts)):
             raise SessionExistsError(name)
         return self.session(name)
 
@@ -430,10 +453,15 @@ class SessionCatalog:
         return await self._store.get_metadata(session_id, keys)
 
     async def set_metadata(
-        self, session_id: str, values: Mapping[str, Any], *, must_exist: bool = False
+        self,
+        session_id: str,
+        values: Mapping[str, Any],
+        *,
+        remove: Iterable[str] = (),
+        must_exist: bool = False,
     ) -> None:
         """As `SQLAlchemyMetadataSession.set_metadata`, by id."""
-        await self._store.set_metadata(session_id, values, must_exist=must_exist)
+        await self._store.set_metadata(session_id, values, must_exist=must_exist, remove=remove)
 
     async def edit_metadata(
         self,
@@ -738,6 +766,8 @@ class SessionCatalog:
         limit: int = 100,
         cursor: str | None = None,
         newest_first: bool = False,
+        after: int | str | None = None,
+        around: int | str | None = None,
         max_bytes: int | None = None,
     ) -> ItemPage:
         """Return a page of the items of a session's history, in the order of `get_items`.
@@ -746,25 +776,48 @@ class SessionCatalog:
         `EncryptedSession` are returned encrypted. Iterating over all pages returns every item that
         exists during the whole iteration exactly once.
 
+        ```python
+        page = await catalog.list_items("chat-1", around=hit.item_id, limit=20)
+        earlier = await catalog.list_items("chat-1", cursor=page.previous_cursor, limit=20)
+        ```
+
         Args:
             session_id: The session's id.
             limit: The maximum number of items per page, 1 to 1,000.
-            cursor: The `next_cursor` of the previous page, for the same session, order and scope.
+            cursor: The `next_cursor` or `previous_cursor` of another page, for the same session,
+                order and scope. Pass at most one of `cursor`, `after` and `around`.
             newest_first: Return the newest items first instead of the oldest.
+            after: The item before the first item of the page, as in `get_item`; with
+                `newest_first`, the page has older items.
+            around: The item in the middle of the page, as in `get_item`: half of the page comes
+                before it. The oldest item is first.
             max_bytes: The maximum size of the stored JSON of all items on the page. The page ends
                 before the item that would exceed it, and has a `next_cursor`. The first item is
-                always returned. Items that are not on the page are not read into memory.
+                always returned. Items that are not on the page are not read into memory. With
+                `around`, each half can have half of the bytes.
 
         Returns:
             The page. It is empty if the session does not exist.
 
         Raises:
             InvalidCursorError: If the cursor is damaged or belongs to another query.
+            ItemNotFoundError: If the item in `after` or `around` does not exist.
+            SessionNotFoundError: If the session does not exist, with `after` or `around`.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            TypeError: If the id is not a string.
-            ValueError: If `limit` or `max_bytes` is out of range.
+            TypeError: If an id has the wrong type.
+            ValueError: If `limit` or `max_bytes` is out of range, if more than one of `cursor`,
+                `after` and `around` is given, or `around` with `newest_first`.
         """
         check_limit(limit, LONGEST_PAGE)
+        places = {"cursor": cursor, "after": after, "around": around}
+        given = [name for name, place in places.items() if place is not None]
+        if len(given) > 1:
+            raise ValueError(f"pass only one of {' and '.join(given)}")
+        if around is not None and newest_first:
+            raise ValueError("a page around an item is oldest first; leave newest_first out")
+        for item_id in (after, around):
+            if item_id is not None:
+                check_item_id(item_id)
         if max_bytes is not None:
             check_limit(max_bytes, 2**63 - 1, "max_bytes")
         return await list_items(
@@ -773,8 +826,96 @@ class SessionCatalog:
             limit=limit,
             cursor=cursor,
             newest_first=newest_first,
+            after=after,
+            around=around,
             max_bytes=max_bytes,
         )
+
+    async def get_item(self, session_id: str, item_id: int | str) -> ItemInfo:
+        """Return one item of a history.
+
+        Args:
+            session_id: The session's id.
+            item_id: The `item_id` of an `ItemInfo`, which is the number of its row, or the `id`
+                that the item itself has, a string. The newest item with that `id` is returned.
+
+        Returns:
+            The item.
+
+        Raises:
+            ItemNotFoundError: If the history does not have the item.
+            SessionNotFoundError: If the session does not exist.
+            TypeError: If an id has the wrong type.
+        """
+        return await get_item(self._store, session_id, item_id)
+
+    async def add_items(
+        self,
+        session_id: str,
+        items: Iterable[Mapping[str, Any]],
+        *,
+        key: str | None = None,
+        unique_ids: bool = False,
+    ) -> list[ItemInfo]:
+        """Append items to a session that exists and has no run, in one transaction.
+
+        The session becomes the most recently active one. Without `key`, no table of this package is
+        needed.
+
+        ```python
+        message = {"role": "user", "content": "Which tram goes to the castle?"}
+        [info] = await catalog.add_items("chat-1", [message], key=request_id)
+        ```
+
+        Args:
+            session_id: The session's id.
+            items: The items, oldest first.
+            key: A key of this request, 1 to 255 characters. For 24 hours, another call with the
+                same key and items appends nothing and returns the same. If two calls come at the
+                same time, one of them appends.
+            unique_ids: Whether to refuse an item whose own `id` the history has already, or another
+                item of `items`.
+
+        Returns:
+            The items as they are stored.
+
+        Raises:
+            ItemExistsError: If `unique_ids` is set, and an `id` is there already.
+            KeyReusedError: If the key was used with other items in this session.
+            SessionBusyError: If a run of the session works or is interrupted.
+            SessionNotFoundError: If the session does not exist.
+            SessionPausedError: If a run of the session waits.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If the id is not a string, or an item not a mapping or not JSON.
+            ValueError: If the key is not valid.
+        """
+        check_id_type(session_id)
+        texts = self._texts(items)
+        work = appending(self._store, session_id, texts, unique_ids=unique_ids)
+        if key is None:
+            return await self._store.database.write(work, prepare=self._store.is_restricted)
+        from .idempotency.feature import append_once
+
+        return await append_once(self._store, session_id, key, texts, work)
+
+    async def delete_item(self, session_id: str, item_id: int | str) -> None:
+        """Delete one item of a history. This does not change `updated_at`, like `pop_item`.
+
+        An item that belongs to another one, such as the output of a call, is deleted alone. To
+        remove the end of a history, use `rewind_session`.
+
+        Args:
+            session_id: The session's id.
+            item_id: The item, as in `get_item`.
+
+        Raises:
+            ItemNotFoundError: If the history does not have the item.
+            SessionBusyError: If a run of the session works or is interrupted.
+            SessionNotFoundError: If the session does not exist.
+            SessionPausedError: If a run of the session waits.
+            TypeError: If an id has the wrong type.
+        """
+        await delete_item(self._store, session_id, item_id)
 
     async def rewind_session(
         self,
@@ -1260,6 +1401,9 @@ class SessionCatalog:
             return page.sessions[0].session_id
         problem = "more than one session has" if page.sessions else "no session has"
         raise LookupError(f"{problem} {key}={value}")
+
+    def _texts(self, items: Iterable[Mapping[str, Any]]) -> list[str]:
+        return item_texts(items, ensure_ascii=self._session_arguments["ensure_ascii"])
 
     async def _read(self, work: Callable[[Reader], T]) -> T:
         return await read_sessions(self._store.database, work)

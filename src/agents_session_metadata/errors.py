@@ -155,6 +155,34 @@ class SessionNotFoundError(SessionMetadataError, LookupError):
         super().__init__(f"session {quoted(session_id)} does not exist")
 
 
+class ItemExistsError(SessionMetadataError, ValueError):
+    """The history already has an item with the `id` of a new item. Nothing was written.
+
+    Attributes:
+        session_id: The session's id.
+        item_id: The `id` of the item.
+    """
+
+    def __init__(self, session_id: str, item_id: str) -> None:
+        self.session_id = session_id
+        self.item_id = item_id
+        super().__init__(f"session {quoted(session_id)} already has an item {quoted(item_id)}")
+
+
+class ItemNotFoundError(SessionMetadataError, LookupError):
+    """The session exists, but its history does not have the item.
+
+    Attributes:
+        session_id: The session's id.
+        item_id: The requested item: the number of a row, or an item's own `id`.
+    """
+
+    def __init__(self, session_id: str, item_id: int | str) -> None:
+        self.session_id = session_id
+        self.item_id = item_id
+        super().__init__(f"session {quoted(session_id)} has no item {quoted(item_id)}")
+
+
 class SessionChangedError(SessionMetadataError, RuntimeError):
     """The history of a session is not what the caller expected. Nothing was written.
 
@@ -278,7 +306,7 @@ class RunNotFoundError(SessionMetadataError, LookupError):
 
 
 class KeyReusedError(SessionMetadataError, ValueError):
-    """The key of a request was used before with another input or another agent.
+    """The key of a request was used before with another input, another agent or other items.
 
     Attributes:
         session_id: The session's id.
@@ -289,8 +317,8 @@ class KeyReusedError(SessionMetadataError, ValueError):
         self.session_id = session_id
         self.key = key
         super().__init__(
-            f"key {quoted(key)} was used in session {quoted(session_id)} with another input or "
-            "another agent; use a new key for each request"
+            f"key {quoted(key)} was used in session {quoted(session_id)} with another input, "
+            "another agent or other items; use a new key for each request"
         )
 
 

@@ -45,6 +45,11 @@ class Scope:
     def __bool__(self) -> bool:
         return bool(self.values)
 
+    @property
+    def where(self) -> dict[str, Any]:
+        """The scope as a filter."""
+        return self.values
+
     def restrict(self, condition: Condition) -> Condition:
         return All((self.condition, condition)) if self else condition
 

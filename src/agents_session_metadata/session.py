@@ -113,29 +113,36 @@ class SQLAlchemyMetadataSession(StoredSession):
 
     # ---- metadata ----
 
-    async def set_metadata(self, values: Mapping[str, Any], *, must_exist: bool = False) -> None:
-        """Store the given keys in one transaction. Other keys do not change.
+    async def set_metadata(
+        self, values: Mapping[str, Any], *, remove: Iterable[str] = (), must_exist: bool = False
+    ) -> None:
+        """Store the given keys and remove others, in one transaction. Other keys do not change.
 
         Creates the session if it does not exist. An empty mapping writes nothing. Writing metadata
         does not change `updated_at`.
 
         ```python
-        await session.set_metadata({"title": "Lisbon", "tags": ["travel"]})
+        await session.set_metadata({"title": "Lisbon", "tags": ["travel"]}, remove=["draft"])
         ```
 
         Args:
-            values: JSON values by key. `None` is a value; to remove a key, use `delete_metadata`.
+            values: JSON values by key. `None` is a value; to remove a key, use `remove`.
+            remove: Keys to delete. Keys that are not stored are ignored. Alone, without `values`,
+                they do not create a session.
             must_exist: Whether to raise `SessionNotFoundError` instead of creating the session,
                 also if `values` is empty.
 
         Raises:
             InvalidMetadataError: If a key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
-            ScopeError: If the call would change a key of the scope.
+            ScopeError: If the call would change or delete a key of the scope.
             SessionNotFoundError: If the session must exist and does not, or is outside the scope.
+            TypeError: If `remove` is a bare string.
+            ValueError: If a key is both in `values` and in `remove`.
         """
+        must_exist = must_exist or self._must_exist
         await self._store.set_metadata(
-            self.session_id, values, must_exist=must_exist or self._must_exist
+            self.session_id, values, must_exist=must_exist, remove=remove
         )
 
     async def get_metadata(self, keys: Iterable[str] | None = None) -> Metadata:

@@ -179,10 +179,13 @@ class ItemPage:
     Attributes:
         items: The items, in the requested order.
         next_cursor: The `cursor` of the next page, or None on the last page.
+        previous_cursor: The `cursor` of the previous page, which has the same order and ends before
+            the first item of this one; None on the first page.
     """
 
     items: list[ItemInfo]
     next_cursor: str | None
+    previous_cursor: str | None = None
 
     def __iter__(self) -> Iterator[ItemInfo]:
         return iter(self.items)
@@ -374,6 +377,7 @@ class SearchHit:
         role: `user` or `assistant`; `title` for a title.
         snippet: At most 160 characters of the text, around the first match.
         highlights: The start and end of each match in the snippet.
+        item: The stored message; None for a title.
     """
 
     session_id: str
@@ -382,6 +386,7 @@ class SearchHit:
     role: str
     snippet: str
     highlights: list[tuple[int, int]]
+    item: dict[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agents_session_metadata.query.filters import OPERATORS as FILTER_OPERATORS
+from agents_session_metadata import FILTER_OPERATORS
 from conformance.strategies import one_of
 
 # What has a meaning to some parser: of SQL, of its parameters, of JSON, of the filter language.

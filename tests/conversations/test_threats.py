@@ -279,7 +279,7 @@ async def test_errors_do_not_tell_what_happened_inside(catalog, monkeypatch, cap
         raise ZeroDivisionError("hunter2")
 
     app = mounted(catalog)
-    monkeypatch.setattr(routes, "appending", fail)
+    monkeypatch.setattr(type(catalog), "add_items", fail)
     async with served(app) as address, openai_client(address) as client:
         with pytest.raises(openai.InternalServerError) as error:
             await client.conversations.items.create("mine", items=[user("a")])

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import assert_type
 
 from agents_session_metadata import (
+    FILTER_OPERATORS,
     BudgetExceededError,
     CorruptMetadataError,
     CreateTrigger,
@@ -23,7 +24,9 @@ from agents_session_metadata import (
     Feedback,
     FeedbackKind,
     IndexInfo,
+    ItemExistsError,
     ItemInfo,
+    ItemNotFoundError,
     ItemPage,
     JSONValue,
     Metadata,
@@ -51,6 +54,8 @@ from agents_session_metadata import (
     UsageRow,
     ValueCount,
     Where,
+    filter_hint,
+    is_unavailable,
     session_tables,
 )
 
@@ -260,3 +265,27 @@ def errors(
     assert_type(version.version, object)
     assert_type(budget.limit, str)
     raise budget
+
+
+async def a_door(catalog: SessionCatalog, session: SQLAlchemyMetadataSession) -> None:
+    message = {"role": "user", "content": "Hello"}
+    await catalog.create_session("chat", metadata={"title": "Lisbon"}, items=[message])
+    items = await session.get_items()
+    assert_type(await catalog.add_items("chat", items, key="k", unique_ids=True), list[ItemInfo])
+    assert_type(await catalog.get_item("chat", 1), ItemInfo)
+    assert_type(await catalog.get_item("chat", "msg_1"), ItemInfo)
+    await catalog.get_item("chat", 1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await catalog.delete_item("chat", "msg_1"), None)
+    page = await catalog.list_items("chat", around="msg_1", max_bytes=1_000)
+    assert_type(page.previous_cursor, str | None)
+    await catalog.list_items("chat", after=1, newest_first=True)
+    await catalog.set_metadata("chat", {"a": 1}, remove=["b"], must_exist=True)
+    await session.set_metadata({"a": 1}, remove={"b"})
+    assert_type(catalog.scope, dict[str, Any])
+    hit = (await catalog.search("tram")).hits[0]
+    assert_type(hit.item, dict[str, Any] | None)
+    assert_type(FILTER_OPERATORS, tuple[str, ...])
+    assert_type(filter_hint({"tags": {"contains": "x"}}), str | None)
+    exists, missing = ItemExistsError("chat", "msg_1"), ItemNotFoundError("chat", 1)
+    assert_type((exists.item_id, missing.item_id), tuple[str, int | str])
+    assert_type(is_unavailable(missing), bool)

@@ -128,11 +128,10 @@ def no_match(condition: Any) -> str:
 
 def hint(condition: Any) -> str:
     """Returns what a filter that matches nothing may have meant."""
-    from agents_session_metadata.query.filters import operators_without_dollar
+    from agents_session_metadata import filter_hint
 
-    for name in operators_without_dollar(condition):
-        return f"; for the operator, write ${name} instead of {name}"
-    return ""
+    found = filter_hint(condition)
+    return f"; {found}" if found else ""
 
 
 async def blocking(function: Callable[..., T], *arguments: Any, name: str = "stdin") -> T:

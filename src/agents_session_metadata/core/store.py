@@ -89,11 +89,14 @@ class SessionStore:
         values: Mapping[str, JSONValue],
         *,
         must_exist: bool = False,
-        removed: Collection[str] = (),
+        remove: Iterable[str] = (),
     ) -> None:
         """Reads no stored value, so that corrupt values can be replaced and deleted."""
-        encoded = encode_metadata(values, self.limits)
+        encoded, removed = encode_metadata(values, self.limits), storable_keys(remove) or ()
         check_id(session_id)
+        for key in removed:
+            if key in encoded:
+                raise ValueError(f"{quoted(key)} is both in values and in remove")
         self.check_written(encoded, removed)
         if not (encoded or removed):
             if must_exist and not await self.exists(session_id):
@@ -102,7 +105,10 @@ class SessionStore:
 
         def write(connection: Connection) -> None:
             read = self.rows.lists if removed else self.rows.before_upsert
-            found = self.rows.claim(connection, session_id, read, create=not must_exist)
+            create = bool(encoded) and not must_exist
+            found = self.rows.claim(connection, session_id, read, create=create)
+            if found is None and not must_exist:
+                return
             claim = self._admitted(connection, session_id, found)
             if claim.created:
                 new = dict(sorted({**encoded, **self.fixed}.items()))

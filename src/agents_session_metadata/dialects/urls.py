@@ -67,9 +67,26 @@ _TEMPORARY_RESULTS = frozenset({5, 6, 7, 10, 13, 14, 15})
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """True if the database could not be reached, or was full or busy: a later attempt can succeed.
+    """Whether an error means that the database cannot answer now: answer "try again later".
 
-    Told by SQLSTATE where there is one, whatever the class of the error.
+    The database could not be reached, is starting or shutting down, or is full or busy. This
+    depends on the SQLSTATE, if there is one, and not on the class of the error, so that it is the
+    same with every driver.
+
+    ```python
+    try:
+        page = await catalog.list_sessions()
+    except Exception as error:
+        if not is_unavailable(error):
+            raise
+        return Response(status_code=503, headers={"Retry-After": "1"})
+    ```
+
+    Args:
+        error: An error that a method of this package raised.
+
+    Returns:
+        Whether a later attempt can succeed. False if the error is not from the database.
     """
     cause = database_cause(error)
     state, result = getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorcode", None)

@@ -8,12 +8,11 @@ last item; the question is `["items", session id, newest first, scope]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, or_
+from sqlalchemy import BigInteger, Connection, literal, or_
 
 from agents_session_metadata.core.messages import (
     UNREAD,
@@ -26,15 +25,23 @@ from agents_session_metadata.core.messages import (
     read_history,
     read_page,
 )
-from agents_session_metadata.errors import SessionExistsError
+from agents_session_metadata.errors import (
+    InvalidCursorError,
+    ItemExistsError,
+    ItemNotFoundError,
+    SessionNotFoundError,
+)
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.types import ItemInfo, ItemPage, JSONValue
-from agents_session_metadata.values import check_id, check_id_type, is_text
+from agents_session_metadata.types import ItemInfo, ItemPage
+from agents_session_metadata.values import EncodedValue, check_id, check_id_type, is_text
 
 from .rewind import lock_to_change
 
 T = TypeVar("T")
+
+_AT_ONCE = 100
+"""Ids of new items that are looked for at once."""
 
 
 async def _read(store: ScopedStore, session_id: str, work: Callable[[Connection], T]) -> T | None:
@@ -55,48 +62,104 @@ async def list_items(
     limit: int,
     newest_first: bool,
     cursor: str | None = None,
-    after: Wanted | None = None,
+    after: int | str | None = None,
+    around: int | str | None = None,
     max_bytes: int | None = None,
 ) -> ItemPage:
-    """The page begins after `cursor` or after an item; raises `ItemGoneError` if that is gone."""
+    """The page begins after `cursor` or `after`, or has `around` in its middle."""
     check_id_type(session_id)
-    begin = None
-    if cursor is not None:
-        question = _question(store, session_id, newest_first=newest_first)
-        time = store.database.dialect.stored_time
-        begin = ItemPosition(*unseal(cursor, question, time, int))
+    pages = _Pages(store, session_id, newest_first=newest_first)
+    begin, back = (None, False) if cursor is None else pages.decode(cursor)
 
-    def read(connection: Connection) -> tuple[list[PlacedItem], ItemPosition | None]:
-        """Returns items, and the place of the last one if there are more."""
-        last, found = begin, list[PlacedItem]()
-        if after is not None:
-            place = _place(store, session_id, after, connection)
-            if place is None:
-                raise ItemGoneError
-            last = place[1]
+    def read(connection: Connection) -> ItemPage:
+        if around is None:
+            first = begin
+            if after is not None:
+                first = find_item(store, connection, session_id, after)[1]
+            return pages.read(connection, first, limit, max_bytes, back=back)
+        middle = find_item(store, connection, session_id, around)[1]
+        # Both halves contain the item, so that each has one, however large that is.
+        size = None if max_bytes is None else max(1, max_bytes // 2)
+        before = pages.read(connection, pages.after(middle), limit // 2 + 1, size, back=True)
+        later = pages.read(connection, pages.before(middle), limit - limit // 2, size)
+        items = [each for each in before.items if each.item_id != middle.item_id]
+        return ItemPage([*items, *later.items], later.next_cursor, before.previous_cursor)
+
+    page = await _read(store, session_id, read)
+    if page is None and (after is not None or around is not None):
+        raise SessionNotFoundError(session_id)
+    return page or ItemPage([], None)
+
+
+class _Pages:
+    """Pages of a history in one order."""
+
+    def __init__(self, store: ScopedStore, session_id: str, *, newest_first: bool) -> None:
+        self._store = store
+        self._session_id = session_id
+        self._newest_first = newest_first
+
+    def read(
+        self,
+        connection: Connection,
+        begin: ItemPosition | None,
+        limit: int,
+        max_bytes: int | None,
+        *,
+        back: bool = False,
+    ) -> ItemPage:
+        """Reads what comes after a position; with `back`, the page that ends before it."""
+        found, last = list[PlacedItem](), begin
         # One readable item more than asked for tells whether there is a next page.
         while asked := limit + 1 - len(found):
             rows = read_page(
-                store,
+                self._store,
                 connection,
-                session_id,
+                self._session_id,
                 after=last,
                 limit=asked,
-                newest_first=newest_first,
+                newest_first=self._newest_first ^ back,
                 most_bytes=max_bytes,
             )
             sent = [each for each in rows if each[0].item is not UNREAD]
             found += [each for each in sent if each[0].item is not UNREADABLE]
             if len(sent) < asked and len(sent) == len(rows):
-                return found, None
+                last = None
+                break
             last = sent[-1][1]
             if max_bytes is not None and found and len(found) <= limit:
-                return found, last
-        return found[:limit], found[limit - 1][1]
+                break
+        if len(found) > limit:
+            last = found[limit - 1][1]
+        items = [item for item, _ in found[:limit]]
+        if back:
+            following = begin and self._encode(self.before(begin))
+            return ItemPage(items[::-1], following, last and self._encode(last, back=True))
+        previous = begin and self._encode(self.after(begin), back=True)
+        return ItemPage(items, last and self._encode(last), previous)
 
-    found, last = await _read(store, session_id, read) or ([], None)
-    next_cursor = last and _cursor(store, session_id, last, newest_first=newest_first)
-    return ItemPage([item for item, _ in found], next_cursor)
+    def before(self, position: ItemPosition) -> ItemPosition:
+        """Returns the position just before another one, in the order of the pages."""
+        return position._replace(item_id=position.item_id + (1 if self._newest_first else -1))
+
+    def after(self, position: ItemPosition) -> ItemPosition:
+        return position._replace(item_id=position.item_id + (-1 if self._newest_first else 1))
+
+    def decode(self, cursor: str) -> tuple[ItemPosition, bool]:
+        """Returns a position, and whether the page ends there."""
+        time = self._store.database.dialect.stored_time
+        try:
+            return ItemPosition(*unseal(cursor, self._question(), time, int)), False
+        except InvalidCursorError:
+            return ItemPosition(*unseal(cursor, self._question(back=True), time, int)), True
+
+    def _encode(self, position: ItemPosition, *, back: bool = False) -> str:
+        return seal(position, self._question(back=back))
+
+    def _question(self, *, back: bool = False) -> list[Any]:
+        condition = self._store.scope.condition.encoded()
+        question = ["items", self._session_id, self._newest_first, condition]
+        return [*question, "back"] if back else question
 
 
 async def cursors_at(store: ScopedStore, session_id: str, item_id: int) -> tuple[str, str] | None:
@@ -104,142 +167,141 @@ async def cursors_at(store: ScopedStore, session_id: str, item_id: int) -> tuple
 
     None if the item does not exist within the scope.
     """
-    wanted = Wanted(lambda _: True, (item_id,))
-    found = await _read(store, session_id, partial(_place, store, session_id, wanted))
+
+    def find(connection: Connection) -> PlacedItem | None:
+        try:
+            return find_item(store, connection, session_id, item_id)
+        except ItemNotFoundError:
+            return None
+
+    found = await _read(store, session_id, find)
     if found is None:
         return None
-    position = found[1]
-    just_before = position._replace(item_id=position.item_id - 1)
-    return (
-        _cursor(store, session_id, position, newest_first=True),
-        _cursor(store, session_id, just_before, newest_first=False),
-    )
-
-
-def _cursor(
-    store: ScopedStore, session_id: str, position: ItemPosition, *, newest_first: bool
-) -> str:
-    """Returns the cursor of a page that begins after a position."""
-    return seal(position, _question(store, session_id, newest_first=newest_first))
-
-
-def _question(store: ScopedStore, session_id: str, *, newest_first: bool) -> list[Any]:
-    return ["items", session_id, newest_first, store.scope.condition.encoded()]
+    newer = _Pages(store, session_id, newest_first=False)
+    older = _Pages(store, session_id, newest_first=True)
+    return older._encode(found[1]), newer._encode(newer.before(found[1]))
 
 
 # ---- single items ----
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Items to find. If several match, it is the newest one.
+def find_item(
+    store: ScopedStore, connection: Connection, session_id: str, item_id: int | str
+) -> PlacedItem:
+    """Returns the item with a row's number, or the newest one with an `id` of its own.
 
-    Only the rows in `items`, and those whose stored text contains one of `texts`, are read.
+    Raises if the item, or the session, does not exist within the scope.
     """
-
-    matches: Callable[[ItemInfo], bool]
-    items: tuple[int, ...] = ()
-    texts: tuple[str, ...] = ()
-
-
-class ItemExistsError(ValueError):
-    """The history already contains an item that a request adds."""
-
-    def __init__(self, info: ItemInfo) -> None:
-        super().__init__(f"the history already contains item {info.item_id}")
-        self.info: ItemInfo = info
-
-
-class ItemGoneError(LookupError):
-    """The history does not contain an item that a page begins after."""
+    if isinstance(item_id, str):
+        found = _items_with(store, connection, session_id, [item_id])
+    else:
+        # No row has a number that does not fit a column.
+        number = item_id if 0 < item_id < 2**63 else 0
+        is_it = store.database.tables.messages.c.id == literal(number, BigInteger)
+        found = find_items(store, connection, session_id, is_it)
+    if found:
+        return found[0]
+    if not store.finds(connection, session_id):
+        raise SessionNotFoundError(session_id)
+    raise ItemNotFoundError(session_id, item_id)
 
 
-def _place(
-    store: ScopedStore, session_id: str, wanted: Wanted, connection: Connection
-) -> PlacedItem | None:
+def check_item_id(item_id: object) -> None:
+    if not isinstance(item_id, (int, str)) or isinstance(item_id, bool):
+        raise TypeError(f"an item id must be an int or a str, got {type(item_id).__name__}")
+
+
+def _items_with(
+    store: ScopedStore, connection: Connection, session_id: str, ids: Sequence[str]
+) -> list[PlacedItem]:
+    """Returns the items that have one of these ids of their own, newest first."""
     database = store.database
-    messages = database.tables.messages
-    text = database.dialect.by_code_point(messages.c.message_data, native=False)
-    condition = or_(
-        messages.c.id.in_(wanted.items),
-        *(text.contains(each, autoescape=True) for each in wanted.texts),
+    text = database.dialect.by_code_point(database.tables.messages.c.message_data, native=False)
+    # Other characters than ASCII are stored as they are or escaped.
+    written = {json.dumps(each, ensure_ascii=escapes) for each in ids for escapes in (True, False)}
+    contained = [text.contains(each, autoescape=True) for each in written if is_text(each)]
+    found = find_items(store, connection, session_id, or_(*contained))
+    return [each for each in found if own_id(each[0].item) in ids]
+
+
+def own_id(item: object) -> str | None:
+    found = item.get("id") if isinstance(item, Mapping) else None
+    return found if isinstance(found, str) and found else None
+
+
+async def get_item(store: ScopedStore, session_id: str, item_id: int | str) -> ItemInfo:
+    check_item_id(item_id)
+    found = await _read(
+        store, session_id, lambda connection: find_item(store, connection, session_id, item_id)
     )
-    found = find_items(store, connection, session_id, condition)
-    return next((each for each in found if wanted.matches(each[0])), None)
+    if found is None:
+        raise SessionNotFoundError(session_id)
+    return found[0]
 
 
-async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> ItemInfo | None:
-    """Returns nothing outside the scope."""
-    found = await _read(store, session_id, partial(_place, store, session_id, wanted))
-    return found and found[0]
-
-
-async def read_found(
-    store: ScopedStore, wanted: Collection[tuple[str, int]]
-) -> dict[tuple[str, int], ItemInfo]:
-    """Reads items of several sessions, by the ids of sessions and items, within the scope."""
-    database = store.database
-
-    def read(connection: Connection) -> dict[tuple[str, int], ItemInfo]:
-        found = {}
-        for session_id in sorted({session_id for session_id, _ in wanted}):
-            ids = [item_id for each, item_id in wanted if each == session_id]
-            condition = database.tables.messages.c.id.in_(ids)
-            for info, _ in find_items(store, connection, session_id, condition):
-                found[session_id, info.item_id] = info
-        return found
-
-    return await database.read(read) if wanted else {}
-
-
-async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
+async def delete_item(store: ScopedStore, session_id: str, item_id: int | str) -> None:
     """Does not change `updated_at`, like `pop_item`. Raises if a run works or waits."""
+    check_id_type(session_id)
+    check_item_id(item_id)
 
-    def delete(connection: Connection) -> bool:
+    def delete(connection: Connection) -> None:
         lock_to_change(store, connection, session_id)
-        found = _place(store, session_id, wanted, connection)
-        if found is not None:
-            delete_messages(store.database, connection, session_id, [found[0].item_id])
-        return found is not None
+        found, _ = find_item(store, connection, session_id, item_id)
+        delete_messages(store.database, connection, session_id, [found.item_id])
 
-    return await store.database.write(delete)
+    await store.database.write(delete, prepare=store.is_restricted)
+
+
+def item_texts(items: Iterable[Mapping[str, Any]], *, ensure_ascii: bool) -> list[str]:
+    """Returns the JSON of items, as the SDK's session writes it."""
+    texts = []
+    for index, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise TypeError(f"items[{index}] must be a mapping, got {type(item).__name__}")
+        texts.append(json.dumps(dict(item), ensure_ascii=ensure_ascii, separators=(",", ":")))
+    return texts
 
 
 def appending(
-    store: ScopedStore, session_id: str, texts: Sequence[str], known: Wanted | None = None
+    store: ScopedStore, session_id: str, texts: Sequence[str], *, unique_ids: bool
 ) -> Callable[[Connection], list[ItemInfo]]:
-    """Returns work that appends items and returns them as stored. The session must exist.
-
-    It raises `ItemExistsError` if the history has an item that `known` finds.
-    """
+    """Returns work that appends items and returns them as stored. The session must exist."""
+    new_ids = [each for text in texts if (each := own_id(json.loads(text)))] if unique_ids else []
 
     def append(connection: Connection) -> list[ItemInfo]:
         lock_to_change(store, connection, session_id)
-        found = known and _place(store, session_id, known, connection)
-        if found:
-            raise ItemExistsError(found[0])
+        for start in range(0, len(new_ids), _AT_ONCE):
+            ids = new_ids[start : start + _AT_ONCE]
+            for found, _ in _items_with(store, connection, session_id, ids):
+                raise ItemExistsError(session_id, found.item["id"])
         if not texts:
             return []
         items = _insert(store, connection, session_id, texts)
         store.rows.touch(connection, session_id)
         return items
 
+    for index, each in enumerate(new_ids):
+        if each in new_ids[:index]:
+            raise ItemExistsError(session_id, each)
     return append
 
 
-async def create_with_items(
-    store: ScopedStore, session_id: str, metadata: Mapping[str, JSONValue], texts: Sequence[str]
-) -> None:
+def creating(
+    store: ScopedStore,
+    session_id: str,
+    encoded: Mapping[str, EncodedValue],
+    texts: Sequence[str],
+) -> Callable[[Connection], bool]:
+    """Returns work that creates a session with items and returns whether the id was free."""
     check_id(session_id)
-    encoded = store.encode_new(metadata)
 
-    def create(connection: Connection) -> None:
+    def create(connection: Connection) -> bool:
         if not store.create_locked(connection, session_id, encoded):
-            raise SessionExistsError(session_id)
-        if texts:
-            _insert(store, connection, session_id, texts)
+            return False
+        store.insert_items(connection, session_id, texts)
+        return True
 
-    await store.database.write(create)
+    return create
 
 
 def _insert(

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from agents_session_metadata.history.items import Wanted
 from agents_session_metadata.types import ItemInfo
 
 UNKNOWN = "unknown"
@@ -95,17 +94,16 @@ def refused_id(item: Mapping[str, Any]) -> str | None:
     return None if given is None or is_valid else _prefixes(item)[0].removesuffix("_")
 
 
-def public_id(info: ItemInfo) -> str:
+def public_id(item_id: int, item: object) -> str:
     """Returns the id of an item over HTTP.
 
     Ids get into the input of models, and OpenAI refuses an id without a prefix of its type. A
     stored id that looks like one of ours is not kept either: it would mean another row.
     """
-    item: object = info.item
     stored = item.get("id") if isinstance(item, Mapping) else None
     if _is_openai_id(stored, item) and not _MADE.fullmatch(stored):
         return stored
-    return f"{_prefixes(item)[0]}asm{info.item_id}"
+    return f"{_prefixes(item)[0]}asm{item_id}"
 
 
 def _is_openai_id(found: object, item: object) -> TypeGuard[str]:
@@ -121,21 +119,17 @@ def _prefixes(item: object) -> tuple[str, ...]:
     return _PREFIXES.get(item_type(item), _OTHER)
 
 
-def wanted_items(*ids: str) -> Wanted:
-    """Returns a search for items by their ids over HTTP."""
-    made = [found for each in ids if (found := _MADE.fullmatch(each))]
-    return Wanted(
-        lambda info: public_id(info) in ids,
-        items=tuple(int(each[1]) for each in made),
-        texts=tuple(each for each in ids if _KEPT.fullmatch(each) and not _MADE.fullmatch(each)),
-    )
+def catalog_id(item_id: str) -> int | str:
+    """Returns the id in the catalog of an id over HTTP: the number of a row, or an item's own."""
+    made = _MADE.fullmatch(item_id)
+    return int(made[1]) if made else item_id
 
 
 def shown_item(info: ItemInfo) -> dict[str, Any]:
     item: object = info.item
     kind = item_type(item)
     stored = item if isinstance(item, Mapping) else {"value": item}
-    shown = {**stored, "id": public_id(info), "type": kind}
+    shown = {**stored, "id": public_id(info.item_id, item), "type": kind}
     if kind in _HAVE_STATUS and not isinstance(shown.get("status"), str):
         shown["status"] = "completed"
     if kind == "message":

@@ -16,12 +16,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from agents_session_metadata.dialects.urls import is_unavailable
+from agents_session_metadata import is_unavailable
 from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
+    ItemExistsError,
     KeyReusedError,
     MetadataLimitError,
     ScopeError,
@@ -30,12 +31,9 @@ from agents_session_metadata.errors import (
     SessionNotFoundError,
     SessionPausedError,
 )
-from agents_session_metadata.history.items import ItemExistsError
 from agents_session_metadata.text import quoted, strict_json
 from agents_session_metadata.types import JSONObject
 from agents_session_metadata.values import value_problem
-
-from .public_items import public_id
 
 MOST_ITEMS = 20
 """Items per request, as in OpenAI's API."""
@@ -284,7 +282,7 @@ def answer_to(error: Exception) -> APIError:
         case SessionNotFoundError():
             return not_found("Conversation", error.session_id)
         case ItemExistsError():
-            message = f"The conversation already has the item {public_id(error.info)}."
+            message = f"The conversation already has the item {error.item_id}."
             return APIError(400, message, param="items", code=REPEATED)
         case KeyReusedError():
             message = "The key was used for a request with another body."

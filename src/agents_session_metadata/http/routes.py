@@ -5,16 +5,14 @@ The first line of a handler's docstring is its summary in the OpenAPI document.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import BaseModel
-from sqlalchemy import Connection
 from starlette.responses import Response
 
 from agents_session_metadata import keys
@@ -23,29 +21,19 @@ from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
     InvalidFilterError,
+    ItemExistsError,
+    ItemNotFoundError,
     SessionChangedError,
     SessionNotFoundError,
     TablesMissingError,
 )
-from agents_session_metadata.history.items import (
-    ItemGoneError,
-    Wanted,
-    appending,
-    create_with_items,
-    delete_item,
-    find_item,
-    list_items,
-    read_found,
-)
-from agents_session_metadata.idempotency.feature import once
-from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import ItemInfo, JSONObject, SessionInfo
 from agents_session_metadata.values import id_problem
 
 from . import requests
 from .events import Streams
-from .public_items import item_type, public_id, refused_id, shown_item, wanted_items
+from .public_items import catalog_id, item_type, public_id, refused_id, shown_item
 from .requests import APIError, invalid, not_found
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
@@ -120,8 +108,8 @@ class Call:
         """Create a conversation, its metadata and items in one transaction."""
         metadata = _without_nulls(_writable(self.body.metadata))
         name = f"conv_{secrets.token_hex(24)}"
-        texts, _ = self._texts(self.body.items or [])
-        await create_with_items(self.catalog._store, name, metadata, texts)
+        items = self._checked(self.body.items or [])
+        await self.catalog.create_session(name, metadata=metadata, items=items)
         return await self.conversation(name)
 
     async def change_conversation(self) -> JSONObject:
@@ -137,11 +125,11 @@ class Call:
             raise APIError(400, f"The conversation cannot have metadata: its id {problem}.")
         changes = self.body.metadata
         if changes is None:
-            kept = self.hidden | READ_ONLY | self.catalog._store.scope.values.keys()
+            kept = self.hidden | READ_ONLY | self.catalog.scope.keys()
             changes = dict.fromkeys({*info.metadata, *corrupt} - kept)
         removed = [key for key, value in _writable(changes).items() if value is None]
-        await self.catalog._store.set_metadata(
-            self.session_id, _without_nulls(changes), must_exist=True, removed=removed
+        await self.catalog.set_metadata(
+            self.session_id, _without_nulls(changes), remove=removed, must_exist=True
         )
         return await self.conversation()
 
@@ -232,22 +220,17 @@ class Call:
             raise
         except ValueError as error:
             raise invalid(str(error), "q") from error
-        wanted = [(hit.session_id, hit.item_id) for hit in page.hits if hit.item_id is not None]
-        items = await read_found(self.catalog._store, wanted)
         data = [
             {
                 "object": "search.hit",
                 "conversation_id": hit.session_id,
-                "item_id": None if item is None else public_id(item),
+                "item_id": hit.item_id and public_id(hit.item_id, hit.item),
                 "created_at": int(hit.created_at.timestamp()),
                 "role": hit.role,
                 "snippet": hit.snippet,
                 "highlights": hit.highlights,
             }
             for hit in page.hits
-            for item in [items.get((hit.session_id, hit.item_id or 0))]
-            # An item that was deleted in the meantime is no hit.
-            if hit.item_id is None or item is not None
         ]
         more = page.next_cursor is not None
         return {**_list(data, page.next_cursor, has_more=more), "complete": page.complete}
@@ -262,42 +245,33 @@ class Call:
         """A page of items."""
         query: requests.ListItems = self.query
         try:
-            page = await list_items(
-                self.catalog._store,
+            page = await self.catalog.list_items(
                 self.session_id,
                 limit=query.limit,
                 newest_first=query.order == "desc",
-                after=None if query.after is None else wanted_items(query.after),
+                after=None if query.after is None else catalog_id(query.after),
                 max_bytes=LARGEST_PAGE,
             )
-        except ItemGoneError:
-            await self._require()
+        except ItemNotFoundError:
             message = f"Item with id {quoted(query.after)} not found."
             raise APIError(404, message, param="after") from None
-        if not page.items:
-            await self._require()
+        if not page.items and await self.catalog.get_session(self.session_id, keys=[]) is None:
+            raise SessionNotFoundError(self.session_id)
         return _list(
             [shown_item(info) for info in page.items], has_more=page.next_cursor is not None
         )
 
     async def create_items(self) -> JSONObject:
         """Append items in one transaction."""
-        store = self.catalog._store
-        texts, known = self._texts(self.body.items)
-        append = appending(store, self.session_id, texts, known)
-
-        def work(connection: Connection) -> str:
-            added = append(connection)
-            return json.dumps(_list([shown_item(info) for info in added]))
-
-        if self.key is None:
-            answer = await store.database.write(work)
-        elif id_problem(self.key) is not None:
-            raise invalid(f"The key {id_problem(self.key)}.", "Idempotency-Key")
-        else:
-            sent = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-            answer = await once(store, self.session_id, self.key, sent, work)
-        return cast("JSONObject", json.loads(answer))
+        items, key = self._checked(self.body.items), self.key
+        if key is not None and id_problem(key) is not None:
+            raise invalid(f"The key {id_problem(key)}.", "Idempotency-Key")
+        for item in items:
+            # The catalog does not know the ids that items get over HTTP.
+            if isinstance(catalog_id(item.get("id") or ""), int) and await self._find(item["id"]):
+                raise ItemExistsError(self.session_id, item["id"])
+        added = await self.catalog.add_items(self.session_id, items, key=key, unique_ids=True)
+        return _list([shown_item(info) for info in added])
 
     async def item(self) -> JSONObject:
         """One item."""
@@ -308,23 +282,25 @@ class Call:
 
     async def delete_item(self) -> JSONObject:
         """Delete one item."""
-        wanted = wanted_items(self.path["item_id"])
-        if not await delete_item(self.catalog._store, self.session_id, wanted):
-            raise not_found("Item", self.path["item_id"])
+        item_id = self.path["item_id"]
+        info = await self._find(item_id)
+        try:
+            if info is None:
+                raise not_found("Item", item_id)
+            await self.catalog.delete_item(self.session_id, info.item_id)
+        except ItemNotFoundError:
+            raise not_found("Item", item_id) from None
         return await self.conversation()
 
     # ---- parts ----
 
-    async def _require(self) -> None:
-        if await self.catalog.get_session(self.session_id, keys=[]) is None:
-            raise SessionNotFoundError(self.session_id)
-
     async def _find(self, item_id: str) -> ItemInfo | None:
         """Returns None if the conversation exists without the item."""
-        info = await find_item(self.catalog._store, self.session_id, wanted_items(item_id))
-        if info is None:
-            await self._require()
-        return info
+        try:
+            info = await self.catalog.get_item(self.session_id, catalog_id(item_id))
+        except ItemNotFoundError:
+            return None
+        return info if public_id(info.item_id, info.item) == item_id else None
 
     async def _row(self, name: Literal["before", "expect_last"]) -> int | None:
         item_id = getattr(self.body, name)
@@ -349,29 +325,26 @@ class Call:
 
     def _where(self) -> Any:
         """Returns the filter of the query, which must not tell what a hidden key contains."""
-        parse_filter(self.query.where)
-        parts = [self.query.where or {}]
+        parts: list[Any] = [self.query.where]
         while parts:
-            for key, operand in parts.pop().items():
+            part = parts.pop()
+            for key, operand in part.items() if isinstance(part, dict) else ():
                 if key in self.hidden:
                     raise invalid(f"`{key}` is not public.", "where")
                 if key in ("$and", "$or", "$not"):
                     parts += operand if isinstance(operand, list) else [operand]
         return self.query.where
 
-    def _texts(self, items: Sequence[dict[str, Any]]) -> tuple[list[str], Wanted | None]:
-        """Returns the texts of new items, and a search for stored ones with their ids."""
-        ascii_only: bool = self.catalog._session_arguments["ensure_ascii"]
-        texts, ids = [], []
+    def _checked(self, items: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        ids = []
         for index, item in enumerate(items):
             param = f"items[{index}]"
             self._check(item, param)
-            texts.append(json.dumps(item, ensure_ascii=ascii_only, separators=(",", ":")))
             if item.get("id") in ids:
                 message = f"{param}.id: another item has the same id."
                 raise APIError(400, message, param=f"{param}.id", code=requests.REPEATED)
             ids += [item["id"]] if item.get("id") else []
-        return texts, wanted_items(*ids) if ids else None
+        return items
 
     def _check(self, item: dict[str, Any], param: str) -> None:
         kind, role, content = item_type(item), item.get("role"), item.get("content")

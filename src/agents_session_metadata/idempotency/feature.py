@@ -9,7 +9,11 @@ A row is deleted with its session, and is neither copied nor exported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 
 from sqlalchemy import (
     BigInteger,
@@ -29,6 +33,8 @@ from agents_session_metadata.core.features import Feature
 from agents_session_metadata.core.rows import sweep_keys
 from agents_session_metadata.errors import KeyReusedError, SessionNotFoundError
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.text import quoted
+from agents_session_metadata.types import ItemInfo
 from agents_session_metadata.values import id_problem
 
 IDEMPOTENCY = "idempotency"
@@ -56,6 +62,41 @@ class IdempotencyFeature(Feature):
 
 
 FEATURE = IdempotencyFeature()
+
+
+async def append_once(
+    store: ScopedStore,
+    session_id: str,
+    key: str,
+    texts: Sequence[str],
+    append: Callable[[Connection], list[ItemInfo]],
+) -> list[ItemInfo]:
+    """Appends items, unless the key is known; returns the items that were appended with it."""
+    problem = id_problem(key)
+    if problem is not None:
+        raise ValueError(f"key {quoted(key)} {problem}")
+
+    def work(connection: Connection) -> str:
+        added = append(connection)
+        return json.dumps([[info.item_id, info.created_at.isoformat()] for info in added])
+
+    request_hash = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+    answer = json.loads(await once(store, session_id, key, request_hash, work))
+    if isinstance(answer, dict):
+        answer = [_place_of(item["id"]) for item in answer["data"]]
+    return [
+        ItemInfo(item_id, datetime.fromisoformat(at), json.loads(text))
+        for (item_id, at), text in zip(answer, texts, strict=True)
+    ]
+
+
+def _place_of(public_id: str) -> tuple[int, str]:
+    """Reads an answer of version 0.2.0, which has the ids that its HTTP clients saw, and no times.
+
+    The row is 0 if they saw the item's own id, which is part of the text.
+    """
+    made = re.fullmatch(r"[a-z]+_asm([0-9]+)", public_id)
+    return int(made[1]) if made else 0, datetime.fromtimestamp(0, timezone.utc).isoformat()
 
 
 async def once(

@@ -17,7 +17,7 @@ from pydantic import (
     create_model,
 )
 
-from agents_session_metadata.query.filters import OPERATORS
+from agents_session_metadata import FILTER_OPERATORS
 from agents_session_metadata.text import strict_json
 from agents_session_metadata.types import JSONObject
 
@@ -67,7 +67,7 @@ _DESCRIPTIONS = {
     "key": "A metadata key. Default, and null: every key.",
     "where": "A filter: a JSON object or its JSON text, such as "
     '{"status": "active", "priority": {"$gte": 7}}. Operators: '
-    f"{' '.join(OPERATORS)}; $and, $or and $not combine filters; $created_at, "
+    f"{' '.join(FILTER_OPERATORS)}; $and, $or and $not combine filters; $created_at, "
     "$updated_at and $session_id can be used in place of a key. Default: every session.",
     "metadata": "Values by key that the sessions must have: a JSON object or its JSON text, such "
     'as {"role": "reviewer", "team": "alpha"}.',

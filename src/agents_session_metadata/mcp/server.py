@@ -21,8 +21,9 @@ from mcp.types import (
 from mcp.types import Tool as PublishedTool
 from pydantic import BaseModel, ValidationError
 
+from agents_session_metadata import is_unavailable
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.dialects.urls import database_cause, is_unavailable
+from agents_session_metadata.dialects.urls import database_cause
 from agents_session_metadata.errors import SessionMetadataError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONObject

@@ -196,19 +196,42 @@ OPERATORS: dict[str, Callable[[str, object, str], Condition]] = {
 }
 
 
-def operators_without_dollar(where: object, *, is_value: bool = False) -> Iterator[str]:
-    """Yields operators whose `$` was probably forgotten: the only key of an object that is a value.
+FILTER_OPERATORS: tuple[str, ...] = tuple(OPERATORS)
+"""The operators of filters on a key. `$and`, `$or` and `$not` combine filters."""
 
-    `{"tags": {"contains": "x"}}` is a legal filter, which matches no list.
+
+def filter_hint(where: object) -> str | None:
+    """Describe an operator in a filter whose `$` was probably forgotten.
+
+    `{"tags": {"contains": "x"}}` is a valid filter, but it matches an object, not a list. Show the
+    hint if a filter that a person typed matches nothing.
+
+    ```python
+    filter_hint({"tags": {"contains": "x"}})  # "for the operator, write $contains instead of …"
+    ```
+
+    Args:
+        where: A filter.
+
+    Returns:
+        The hint, or None.
     """
+    for key in _operators_without_dollar(where, is_value=False):
+        return f"for the operator, write ${key} instead of {key}"
+    return None
+
+
+def _operators_without_dollar(where: object, *, is_value: bool) -> Iterator[str]:
+    """Yields operators without `$` that are the only key of an object that is a value."""
     if isinstance(where, Mapping):
         for key, operand in where.items():
             if is_value and len(where) == 1 and f"${key}" in OPERATORS:
                 yield key
-            yield from operators_without_dollar(operand, is_value=not str(key).startswith("$"))
+            is_operand = not str(key).startswith("$")
+            yield from _operators_without_dollar(operand, is_value=is_operand)
     elif isinstance(where, list):
         for each in where:
-            yield from operators_without_dollar(each)
+            yield from _operators_without_dollar(each, is_value=False)
 
 
 def _paired(conditions: list[Condition]) -> list[Condition]:

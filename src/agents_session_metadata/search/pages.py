@@ -164,7 +164,8 @@ class HitReader:
     def _found(self, row: Any) -> Candidate:
         time, item_id, session_id, created_at, data, holds, has_row, title = row
         position = HitPosition(time, int(item_id), False, session_id)
-        role, text = text_of_item(_json(data)) or ("", "")
+        item = _json(data)
+        role, text = text_of_item(item) or ("", "")
         if not has_row and position.item_id not in self.to_write:
             if len(self.to_write) == MOST:
                 self._unread = max(self._unread or position, position)
@@ -173,9 +174,8 @@ class HitReader:
         match = self.query.match(text) if holds and text else None
         if match is None or (self.by_session and self._is_titled(title)):
             return Candidate(position, None)
-        return Candidate(
-            position, SearchHit(session_id, position.item_id, created_at, role, *match)
-        )
+        hit = SearchHit(session_id, position.item_id, created_at, role, *match, item)
+        return Candidate(position, hit)
 
     def _found_title(self, row: Any) -> Candidate:
         time, item_id, session_id, moment, value = row

@@ -14,14 +14,13 @@ from urllib.parse import urlencode
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from agents_session_metadata import keys
+from agents_session_metadata import filter_hint, keys
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
     TablesMissingError,
 )
-from agents_session_metadata.query.filters import operators_without_dollar
 from agents_session_metadata.query.filters import parse_filter as check_filter
 from agents_session_metadata.text import strict_json
 from agents_session_metadata.types import JSONObject, SearchHit, SearchPage, SessionInfo
@@ -107,9 +106,8 @@ class ListState:
     @property
     def hint(self) -> str:
         """What a filter that matches nothing may have meant."""
-        for name in operators_without_dollar(self.where):
-            return f"For the operator, write ${name} instead of {name}."
-        return ""
+        found = filter_hint(self.where)
+        return f"{found[0].upper()}{found[1:]}." if found else ""
 
     @property
     def conditions(self) -> list[JSONObject]:
