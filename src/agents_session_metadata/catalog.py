@@ -877,7 +877,7 @@ class SessionCatalog:
                 item of `items`.
 
         Returns:
-            The items as they are stored.
+            The new items.
 
         Raises:
             ItemExistsError: If `unique_ids` is set, and an `id` is there already.
