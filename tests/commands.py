@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from agents_session_metadata.cli.app import app
+from agents_session_metadata.cli.app import cli
 
 
 def run(*args, stdin=None, url=None, width=250):
     environment = {"COLUMNS": str(width), "TERM": "dumb"}
     if url is not None:
         environment["AGENT_SESSIONS_URL"] = url
-    return CliRunner(env=environment).invoke(app, list(args), input=stdin)
+    return CliRunner(env=environment).invoke(cli, list(args), input=stdin)
 
 
 def said(text):

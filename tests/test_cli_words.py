@@ -26,11 +26,13 @@ from commands import run, said
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.cli import output as cli_output
-from agents_session_metadata.cli.app import COMMANDS, app
-from agents_session_metadata.cli.options import _only_one, parse_value
+from agents_session_metadata.cli.app import cli
+from agents_session_metadata.cli.options import parse_value
+from agents_session_metadata.runs.approvals import STATUSES
 from agents_session_metadata.text import ago
 
 DOCS = Path(__file__).parent.parent / "docs"
+COMMANDS = cli.list_commands(click.Context(cli))
 PASSWORD = "s3cr3t-of-mine"  # noqa: S105  # the point of the test
 
 
@@ -107,7 +109,7 @@ def test_usage(args, words):
 def commands():
     """Every command by its name, which is two words in a group."""
     for name in COMMANDS:
-        found = app.get_command(click.Context(app), name)
+        found = cli.commands[name]
         for second, command in getattr(found, "commands", {"": found}).items():
             yield f"{name} {second}".strip(), command
 
@@ -121,7 +123,8 @@ def examples():
 
 def test_an_option_with_one_value_is_refused_twice():
     for name, command in commands():
-        single = [each for each in command.params if each.callback is _only_one]
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        single = [each for each in options if not (each.multiple or each.is_flag)]
         assert len(single) >= 3
         for option in single:
             long, other = option.opts[0], option.opts[-1]
@@ -252,6 +255,7 @@ def test_no_command_waits_for_the_sdk(tmp_path):
     [
         ("--help", {"sqlalchemy", "asyncio", "rich", "agents"}),
         ("resume-check chat", {"pydantic", "rich", "agents", "sqlalchemy.dialects.mysql"}),
+        ("resume-check --test", {"sqlalchemy", "rich", "agents"}),
     ],
 )
 def test_a_command_imports_little(line, spared, tmp_path):
@@ -266,7 +270,7 @@ def test_a_command_imports_little(line, spared, tmp_path):
     done = shell(f"{{python}} -c '{script}' 2>&1 >/dev/null | tail -n 1", tmp_path)
     imported = {*json.loads(done.stdout[done.stdout.index("[") :])}
     assert not spared & imported
-    assert ("sqlalchemy.dialects.sqlite" in imported) == line.startswith("resume-check")
+    assert ("sqlalchemy.dialects.sqlite" in imported) == (line == "resume-check chat")
 
 
 def test_output_that_nobody_reads_to_its_end(tmp_path):
@@ -779,6 +783,11 @@ def test_help_shows_every_command_under_a_heading():
     listed = re.findall(r"^  ([a-z][a-z-]*)  ", shown, re.MULTILINE)
     assert sorted(listed) == sorted(COMMANDS)
     assert "Commands:" not in shown  # where Click puts those without a heading
+
+
+def test_the_statuses_of_runs_are_those_of_the_library():
+    result = run("runs", "--status", "done", url="sqlite://")
+    assert f"--status must be one of {', '.join(STATUSES)}, got done" in said(result.stderr)
 
 
 def test_completion():

@@ -31,10 +31,10 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 20)
     code: object = 0
     try:
-        from .app import app
+        from .app import cli
 
         try:
-            app(obj=exit_at_once)
+            cli(obj=exit_at_once)
         except SystemExit as error:
             code = error.code
         if sys.__stdout__ is not None:  # Click replaces `sys.stdout` after an error.

@@ -5,101 +5,113 @@ from __future__ import annotations
 import click
 
 from agents_session_metadata.text import escaped
-from agents_session_metadata.types import IndexInfo
 
-from .app import DATABASE, TABLES, Target, app, command
-from .options import argument, flag, option, usage
-from .output import Answer, Table, counted, nothing, number, progress, shown
+from . import output
+from .app import cli
+from .connection import Database, database_options
+from .options import flag, usage
+from .output import NothingFoundError, Table, counted, show, shown
 
-_KEY = argument("$updated_at for lists, $text for search.")
-
-app.add_command(click.Group("index", help="Create, drop and list indexes."))
+_key_argument = click.argument("key", help="$updated_at for lists, $text for search.")
 
 
-@command("index create '$updated_at'")
-async def create_index(
-    target: Target,
-    key: str = _KEY,
-    native: bool = flag("For '$text', also create the database's own full-text index."),
-) -> Answer:
+@cli.group()
+def index() -> None:
+    """Create, drop and list indexes."""
+
+
+@index.command("create", epilog="Example: agent-sessions index create '$updated_at'")
+@_key_argument
+@flag("--native", help="For '$text', also create the database's own full-text index.")
+@database_options()
+async def create_index(database: Database, key: str, native: bool) -> None:
     """Create an index, for fast lists of sessions or for search.
 
     Creates missing tables. If the command is interrupted, run it again to continue.
     """
-    _ = target.engine  # First: a misspelled file is not created.
-    target.create_tables = True
-    total = await target.catalog.count_sessions()
-    with progress(f"Indexing {shown(key)}", total) as reach:
-        created = await target.catalog.create_index(key, native=native, progress=reach)
-    index = f"the index on {shown(key)}"
-    message = f"created {index}" if created else f"{index} exists already"
-    return Answer(document={"key": key, "created": created}, message=message)
+    async with database.open(create_tables=True) as catalog:
+        total = await catalog.count_sessions()
+        with output.progress(f"Indexing {shown(key)}", total) as reach:
+            created = await catalog.create_index(key, native=native, progress=reach)
+    name = f"the index on {shown(key)}"
+    message = f"created {name}" if created else f"{name} exists already"
+    await show({"key": key, "created": created}, message=message)
 
 
-@command("index refresh '$text'")
-async def refresh_index(target: Target, key: str = _KEY) -> Answer:
+@index.command("refresh", epilog="Example: agent-sessions index refresh '$text'")
+@_key_argument
+@database_options()
+async def refresh_index(database: Database, key: str) -> None:
     """Add the messages of other writers to the text index."""
-    with progress("messages") as reach:
-        added = await target.catalog.refresh_index(key, progress=reach)
-    return Answer(document={"added": added}, text=f"added {counted(added, 'message')}")
+    async with database.open() as catalog:
+        with output.progress("messages") as reach:
+            added = await catalog.refresh_index(key, progress=reach)
+    await show({"added": added}, f"added {counted(added, 'message')}")
 
 
-@command("index drop '$text'")
-async def drop_index(target: Target, key: str = _KEY) -> Answer:
+@index.command("drop", epilog="Example: agent-sessions index drop '$text'")
+@_key_argument
+@database_options()
+async def drop_index(database: Database, key: str) -> None:
     """Drop an index. Lists can be slower then.
 
     KEY can also be a metadata key that version 0.2.0 has created an index on.
     """
-    dropped = await target.catalog.drop_index(key)
+    async with database.open() as catalog:
+        dropped = await catalog.drop_index(key)
     document = {"key": key, "dropped": dropped}
     if not dropped:
-        return nothing(f"there is no index on {shown(key)}", document)
-    return Answer(document=document, message=f"dropped the index on {shown(key)}")
+        raise NothingFoundError(f"there is no index on {shown(key)}", document)
+    await show(document, message=f"dropped the index on {shown(key)}")
 
 
-@command("index list --count")
-async def list_indexes(
-    target: Target, count: bool = flag("Count the entries, which takes time.")
-) -> Answer:
+@index.command("list", epilog="Example: agent-sessions index list --count")
+@flag("--count", help="Count the entries, which takes time.")
+@database_options()
+async def list_indexes(database: Database, count: bool) -> None:
     """List the indexes, and whether each is complete.
 
     Nothing uses an obsolete one, which version 0.2.0 has created: drop it.
     """
-    indexes = await target.catalog.list_indexes(count=count)
+    async with database.open() as catalog:
+        indexes = await catalog.list_indexes(count=count)
     if not indexes:
-        return Answer(document=[], message="there is no index")
-    rows = [[each.key, _state(each), number(each.entries)] for each in indexes]
-    return Answer(document=indexes, table=Table(("key", "complete", "entries"), rows))
+        await show([], message="there is no index")
+        return
+    rows = []
+    for each in indexes:
+        state = "obsolete" if each.obsolete else "yes" if each.complete else "no"
+        rows.append([each.key, state, output.number(each.entries)])
+    await show(indexes, table=Table(("key", "complete", "entries"), rows))
 
 
-def _state(index: IndexInfo) -> str:
-    return "obsolete" if index.obsolete else "yes" if index.complete else "no"
-
-
-@command("size --json")
-async def size(target: Target) -> Answer:
+@cli.command(epilog="Example: agent-sessions size --json")
+@database_options()
+async def size(database: Database) -> None:
     """Print the rows, and the bytes with indexes, of each table of the SDK and this package."""
-    tables = await target.catalog.storage()
+    async with database.open() as catalog:
+        tables = await catalog.storage()
     if not tables:
-        return nothing("there are no tables", [])
-    rows = [(each.table, number(each.rows), number(each.bytes)) for each in tables]
-    return Answer(document=tables, table=Table(("table", "rows", "bytes"), rows))
+        raise NothingFoundError("there are no tables", [])
+    rows = [(each.table, output.number(each.rows), output.number(each.bytes)) for each in tables]
+    await show(tables, table=Table(("table", "rows", "bytes"), rows))
 
 
-@command("ddl --dialect postgresql > tables.sql", ("url", "timeout", *TABLES))
+@cli.command(epilog="Example: agent-sessions ddl --dialect postgresql > tables.sql")
+@click.option("--dialect", help="postgresql, mysql, mariadb or sqlite.")
+@flag("--upgrade", help="Connect to the database, and print only what it lacks.")
+@flag("--drop", help="Print DROP statements instead of CREATE statements.")
+@flag("--all", "everything", help="With --drop: the SDK's own tables too.")
+@database_options(scope=False, has_json=False)
 async def ddl(
-    target: Target,
-    dialect: str | None = option("postgresql, mysql, mariadb or sqlite."),
-    upgrade: bool = flag("Connect to the database, and print only what it lacks."),
-    drop: bool = flag("Print DROP statements instead of CREATE statements."),
-    everything: bool = flag("With --drop: the SDK's own tables too.", "--all"),
-) -> Answer:
+    database: Database, dialect: str | None, upgrade: bool, drop: bool, everything: bool
+) -> None:
     """Print the SQL that creates the tables, drops them or upgrades a database.
 
     With --dialect, does not connect to a database. With --upgrade, prints the CREATE and ALTER
     TABLE statements for tables, columns, indexes and triggers that the database of --url lacks.
     """
-    from agents_session_metadata.core.schema import create_statements, drop_statements
+    from agents_session_metadata.core import schema
 
     if everything and not drop:
         usage("--all needs --drop")
@@ -108,26 +120,27 @@ async def ddl(
             usage("pass --upgrade without --dialect and --drop")
         from agents_session_metadata import doctor
 
-        missing = await doctor.upgrade(target.engine, target.names)
-        if not missing:
-            return Answer(message="nothing is missing")
-        return Answer(text="\n".join(f"{statement};" for statement in missing))
-    if not dialect:
+        async with database.open() as catalog:
+            statements = await doctor.upgrade(catalog.engine, database.names)
+        if not statements:
+            output.say("nothing is missing")
+            return
+    elif not dialect:
         usage("pass --dialect, or --upgrade for the database of --url")
-    if drop:
-        statements = drop_statements(dialect, target.names, everything=everything)
+    elif drop:
+        statements = schema.drop_statements(dialect, database.names, everything=everything)
     else:
-        statements = create_statements(dialect, target.names)
-    return Answer(text="\n".join(f"{statement};" for statement in statements))
+        statements = schema.create_statements(dialect, database.names)
+    await show(text="\n".join(f"{statement};" for statement in statements))
 
 
-@command("doctor --json", DATABASE)
-async def doctor(
-    target: Target,
-    rewrite_search_keys: bool = flag(
-        "Rewrite search keys and list elements that do not match the stored values."
-    ),
-) -> Answer:
+@cli.command(epilog="Example: agent-sessions doctor --json")
+@flag(
+    "--rewrite-search-keys",
+    help="Rewrite search keys and list elements that do not match the stored values.",
+)
+@database_options(scope=False)
+async def doctor(database: Database, rewrite_search_keys: bool) -> None:
     """Compare a database with what `ddl` would create, and print problems.
 
     Changes nothing, unless --rewrite-search-keys is given. Prints CREATE and ALTER TABLE statements
@@ -136,23 +149,24 @@ async def doctor(
     """
     from agents_session_metadata import doctor
 
-    if rewrite_search_keys:
-        rewritten, skipped = await doctor.rewrite_search_keys(target.engine, target.names)
-        hint = "; run `agent-sessions doctor` to see why" if skipped else ""
-        return Answer(
-            document={"rewritten": rewritten, "skipped": skipped},
-            text=str(rewritten),
-            message=f"values rewritten: {rewritten}, skipped: {skipped}{hint}",
-        )
-    findings = await doctor.diagnose(target.engine, target.names)
+    async with database.open() as catalog:
+        if rewrite_search_keys:
+            rewritten, skipped = await doctor.rewrite_search_keys(catalog.engine, database.names)
+            hint = "; run `agent-sessions doctor` to see why" if skipped else ""
+            message = f"values rewritten: {rewritten}, skipped: {skipped}{hint}"
+            document = {"rewritten": rewritten, "skipped": skipped}
+            await show(document, str(rewritten), message=message)
+            return
+        findings = await doctor.diagnose(catalog.engine, database.names)
     lines = []
     for each in findings:
         lines.append(f"{each.level:7}  {each.check}: {escaped(each.problem)}")
         lines += (f"{statement};" for statement in each.repair)
     errors = sum(each.level == "error" for each in findings)
-    return Answer(
-        document={"healthy": not errors, "findings": findings},
-        text="\n".join(lines),
-        message=f"found {counted(errors, 'error')}" if errors else "healthy",
+    message = f"found {counted(errors, 'error')}" if errors else "healthy"
+    await show(
+        {"healthy": not errors, "findings": findings},
+        "\n".join(lines),
+        message=message,
         code=1 if errors else 0,
     )

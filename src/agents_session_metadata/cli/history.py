@@ -8,61 +8,59 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from functools import partial
-from typing import Any
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agents_session_metadata.text import content_texts, escaped
-from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage
 
-from . import options
-from .app import WRITES, Target, command
-from .options import SESSION, YES, Whole, argument, confirm, flag, option, parse_pairs, usage
-from .output import (
-    STDOUT,
-    Answer,
-    Pages,
-    Records,
-    Table,
-    blocking,
-    counted,
-    hint,
-    no_match,
-    nothing,
-    say,
-    shown,
-    write,
-)
-from .transfer import writing
+from . import options, output
+from .app import cli
+from .connection import Database, database_options
+from .options import Whole, confirm, flag, usage
+from .output import NothingFoundError, Pages, Table, counted, show, shown
+
+if TYPE_CHECKING:
+    from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage
 
 
-@command("history chat-1 --limit 20 --newest-first")
-async def history(
-    target: Target,
-    session: str = SESSION,
-    pages: Pages = options.paging("items", 50),
-    newest_first: bool = flag("Print the newest items first."),
-) -> Answer:
+@cli.command(epilog="Example: agent-sessions history chat-1 --limit 20 --newest-first")
+@options.session
+@options.pages("items", 50)
+@flag("--newest-first", help="Print the newest items first.")
+@database_options(by=True)
+async def history(database: Database, session: str, pages: Pages, newest_first: bool) -> None:
     """Print the history of a session, oldest items first.
 
     The number before each item is its id. Pass it to rewind or fork.
     """
-    read = partial(target.catalog.list_items, session, newest_first=newest_first)
-    found = await pages.write(read, _write_items, as_json=target.as_json)
-    return Answer() if found else await target.nothing(session, "has no items")
+    async with database.open() as catalog:
+        read = partial(catalog.list_items, session, newest_first=newest_first)
+        if not await pages.write(read, _write_items):
+            raise await output.nothing_in(catalog, session, "has no items")
 
 
-@command("rewind chat-1 --turns 1 --yes")
+@cli.command(epilog="Example: agent-sessions rewind chat-1 --turns 1 --yes")
+@options.session
+@click.option("--turns", type=Whole(1), help="Remove this many turns from the end.")
+@click.option(
+    "--before", type=int, metavar="ITEM", help="Remove this item and everything after it."
+)
+@click.option(
+    "--expect-last", type=int, metavar="ITEM", help="Fail if this is not the newest item."
+)
+@options.yes
+@database_options(by=True)
 async def rewind(
-    target: Target,
-    session: str = SESSION,
-    turns: int | None = option("Remove this many turns from the end.", type=Whole(1)),
-    before: int | None = options.item("Remove this item and everything after it."),
-    expect_last: int | None = options.item("Fail if this is not the newest item."),
-    yes: bool = YES,
-) -> Answer:
+    database: Database,
+    session: str,
+    turns: int | None,
+    before: int | None,
+    expect_last: int | None,
+    yes: bool,
+) -> None:
     """Remove the last items of a session's history. Metadata is kept.
 
     Requires --turns or --before. A turn begins with a user message. Item ids are those that history
@@ -72,45 +70,48 @@ async def rewind(
         usage("pass either --turns or --before")
     what = f"everything from item {before} on" if turns is None else counted(turns, "turn")
     await confirm(f"Remove {what} of session {shown(session)}?", yes=yes)
-    try:
-        removed = await target.catalog.rewind_session(
-            session, turns=turns, before=before, expect_last=expect_last
-        )
-    except ValueError as error:
-        raise click.ClickException(str(error)) from None
-    document = {"session_id": session, "removed": removed}
-    if not removed:
-        return await target.nothing(session, "has no turns", document)
-    return Answer(document=document, message=f"removed {counted(len(removed), 'item')}")
+    async with database.open() as catalog:
+        try:
+            removed = await catalog.rewind_session(
+                session, turns=turns, before=before, expect_last=expect_last
+            )
+        except ValueError as error:
+            raise click.ClickException(str(error)) from None
+        document = {"session_id": session, "removed": removed}
+        if not removed:
+            raise await output.nothing_in(catalog, session, "has no turns", document)
+    await show(document, message=f"removed {counted(len(removed), 'item')}")
 
 
-@command("fork chat-1 chat-2 --before 17", WRITES)
+@cli.command(epilog="Example: agent-sessions fork chat-1 chat-2 --before 17")
+@options.session
+@click.argument("new", required=False, help="The id of the copy. Default: random.")
+@click.option("--before", type=int, metavar="ITEM", help="Copy only the items before this one.")
+@options.meta
+@database_options(by=True, limits=True)
 async def fork(
-    target: Target,
-    session: str = SESSION,
-    new: str | None = argument("The id of the copy. Default: random.", "[NEW]", required=False),
-    before: int | None = options.item("Copy only the items before this one."),
-    meta: Sequence[str] = options.META,
-) -> Answer:
+    database: Database, session: str, new: str | None, before: int | None, meta: Sequence[str]
+) -> None:
     """Copy a session with history and metadata, and print the id of the copy.
 
     The id of the original is stored under forked_from, the item of --before under forked_before.
     """
-    metadata = parse_pairs(meta, "--meta")
-    copy = await target.catalog.fork_session(session, new, metadata=metadata, before=before)
-    stored = await copy.get_metadata() if target.as_json else None
-    document = {"session_id": copy.session_id, "metadata": stored}
-    return Answer(document=document, text=escaped(copy.session_id))
+    metadata = options.parse_pairs(meta, "--meta")
+    async with database.open() as catalog:
+        copy = await catalog.fork_session(session, new, metadata=metadata, before=before)
+        stored = await copy.get_metadata() if output.wants_json() else None
+    await show({"session_id": copy.session_id, "metadata": stored}, escaped(copy.session_id))
 
 
-@command("search 'lisbon \"tram 28\" alf*' --meta owner_id=u1")
+@cli.command(epilog="Example: agent-sessions search 'lisbon \"tram 28\" alf*' --meta owner_id=u1")
+@click.argument("query", help='Words, "a phrase", a prefix* or -excluded words.')
+@options.filters
+@options.pages("hits", 20, 100)
+@flag("--by-session", help="Print only the newest hit of each session.")
+@database_options()
 async def search(
-    target: Target,
-    query: str = argument('Words, "a phrase", a prefix* or -excluded words.'),
-    condition: Any = options.filters(),
-    pages: Pages = options.paging("hits", 20, 100),
-    by_session: bool = flag("Print only the newest hit of each session."),
-) -> Answer:
+    database: Database, query: str, where: Any, pages: Pages, by_session: bool
+) -> None:
     """Find messages and titles that contain all words, newest first.
 
     Requires the text index: agent-sessions index create '$text'.
@@ -119,35 +120,37 @@ async def search(
 
     async def fetch(limit: int, cursor: str | None) -> SearchPage:
         nonlocal complete
-        page = await target.catalog.search(
-            query, condition, limit=limit, cursor=cursor, by_session=by_session
-        )
+        page = await catalog.search(query, where, limit=limit, cursor=cursor, by_session=by_session)
         complete = complete and page.complete
         return page
 
-    found = await pages.write(fetch, _write_hits, as_json=target.as_json)
+    async with database.open() as catalog:
+        found = await pages.write(fetch, _write_hits)
     if not complete:
-        say("messages may be missing; run agent-sessions index refresh '$text'")
-    return Answer() if found else nothing("no message matches" + hint(condition))
+        output.say("messages may be missing; run agent-sessions index refresh '$text'")
+    if not found:
+        raise NothingFoundError("no message matches" + output.hint(where))
 
 
 def _write_hits(hits: Sequence[SearchHit]) -> None:
     for hit in hits:
         item = "" if hit.item_id is None else f"  {hit.item_id}"
-        write(f"{escaped(hit.session_id)}{item}  {hit.created_at:%Y-%m-%d %H:%M:%S}  {hit.role}")
+        output.write(
+            f"{escaped(hit.session_id)}{item}  {hit.created_at:%Y-%m-%d %H:%M:%S}  {hit.role}"
+        )
         marked, end = "", 0
         for start, stop in hit.highlights:
             marked += f"{hit.snippet[end:start]}[{hit.snippet[start:stop]}]"
             end = stop
-        write(f"    {escaped(' '.join((marked + hit.snippet[end:]).split()))}")
+        output.write(f"    {escaped(' '.join((marked + hit.snippet[end:]).split()))}")
 
 
 def _write_items(items: Sequence[ItemInfo]) -> None:
     for info in items:
         kind, *lines = _lines(info.item)
-        write(f"{info.item_id}  {info.created_at:%Y-%m-%d %H:%M:%S}  {escaped(kind)}")
+        output.write(f"{info.item_id}  {info.created_at:%Y-%m-%d %H:%M:%S}  {escaped(kind)}")
         for line in lines:
-            write(f"    {line}".rstrip())
+            output.write(f"    {line}".rstrip())
 
 
 def _lines(item: Any) -> Iterator[str]:
@@ -167,25 +170,38 @@ def _lines(item: Any) -> Iterator[str]:
                 yield shown(f"{name}: {shown(value)}")
 
 
-@command("replay --meta run=completed --since 7d --agent my_app.agents:agent")
+@cli.command(
+    epilog="Example: agent-sessions replay --meta run=completed --since 7d "
+    "--agent my_app.agents:agent"
+)
+@click.argument("session", required=False, help="The session id.")
+@click.option(
+    "--agent",
+    required=True,
+    help="The agent, or a function of SessionInfo that returns it, as package.module:name.",
+)
+@click.option("--model", help="Ask this model instead of using the recorded answers.")
+@flag("--texts", help="With --model: another text of the assistant is a difference.")
+@options.filters
+@click.option("--feedback", help="Only sessions with this vote: positive or negative.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    type=options.moment,
+    help="Only sessions active since: 7d, 12h, yesterday, a time.",
+)
+@click.option("--junit", metavar="FILE", help="Write the results to this file, as JUnit XML.")
+@database_options(by=True)
 async def replay(
-    target: Target,
-    session: str | None = argument("The session id.", "[SESSION]", required=False),
-    agent: str = option(
-        "The agent, or a function of SessionInfo that returns it, as package.module:name.",
-        required=True,
-    ),
-    model: str | None = option("Ask this model instead of using the recorded answers."),
-    texts: bool = flag("With --model: another text of the assistant is a difference."),
-    condition: Any = options.filters(),
-    feedback: Any = option("Only sessions with this vote: positive or negative."),
-    since: Any = option(
-        "Only sessions active since: 7d, 12h, yesterday, a time.",
-        type=options.moment,
-        metavar="TIME",
-    ),
-    junit: str | None = option("Write the results to this file, as JUnit XML.", metavar="FILE"),
-) -> Answer:
+    database: Database,
+    session: str | None,
+    agent: str,
+    where: Any,
+    feedback: Any,
+    since: datetime | None,
+    junit: str | None,
+    **asked: Any,
+) -> None:
     """Run an agent again with the recorded answers and outputs, and print what differs.
 
     Pass a session, or options that select sessions; --where '{}' selects all. No tool runs, and
@@ -194,73 +210,85 @@ async def replay(
     """
     from agents_session_metadata.replay import Replay
 
-    agent_of, is_suite = _imported(agent), (condition, feedback, since) != (None, None, None)
+    agent_of, is_suite = _imported(agent), (where, feedback, since) != (None, None, None)
     if is_suite == (session is not None) or (junit and session is not None):
         usage("pass SESSION, or options that select sessions; --junit is for the latter")
-    if session is not None:
-        one = await Replay.of(target.catalog, session)
-        own = await agent_of(await target.catalog.get_session(session))
-        return _differences(await one.run(own, model=model, texts=texts))
-    asked: Any = {"feedback": feedback, "updated_since": since, "model": model, "texts": texts}
-    found = Replay.each(target.catalog, condition, agent_of, **asked)
-    counts, suite = Counter[str](), ElementTree.Element("testsuite", name="agent-sessions replay")
-    records = Records(sys.stdout, target.as_json)
+    async with database.open() as catalog:
+        if session is not None:
+            one = await Replay.of(catalog, session)
+            own = await agent_of(await catalog.get_session(session))
+            await _show_differences(await one.run(own, **asked))
+            return
+        found = Replay.each(
+            catalog, where, agent_of, feedback=feedback, updated_since=since, **asked
+        )
+        results = await _write_results(found)
+    if junit is not None:
+        _write_junit(junit, agent, results)
+    if not results:
+        raise NothingFoundError(output.no_match(where))
+    counts = Counter(outcome for _, outcome, _ in results)
+    each = ", ".join(f"{counts[name]:,} {name}" for name in ("equal", "different", "skipped"))
+    message = f"replayed {counted(len(results), 'session')}: {each}"
+    await show(message=message, code=0 if counts["equal"] and not counts["different"] else 1)
+
+
+async def _show_differences(found: Any) -> None:
+    header = ("turn", "difference", "recorded", "replayed")
+    rows = [
+        (str(each.turn), each.problem, shown(each.recorded or ""), shown(each.replayed or ""))
+        for each in found.differences
+    ]
+    if rows:
+        await show(found, table=Table(header, rows, folded=True), code=1)
+    await show(found, f"no differences in {counted(len(found.recorded), 'turn')}")
+
+
+async def _write_results(found: Any) -> list[tuple[str, str, str]]:
+    """Prints a line per session. Returns its id, the outcome and the problem of each."""
+    written, records = [], output.Records(sys.stdout, output.wants_json())
     async with aclosing(found) as results:
         async for result in results:
             problem = result.skipped or "\n".join(map(str, result.differences))
             outcome = "skipped" if result.skipped else "different" if problem else "equal"
-            counts[outcome] += 1
-            _add_case(suite, agent, str(result.session_id), outcome, problem)
-            if target.as_json:
+            written.append((str(result.session_id), outcome, problem))
+            if records.as_list:
                 await records.add([result])
                 continue
             first, _, rest = problem.partition("\n")
             more = f" (and {len(result.differences) - 1} more)" if rest else ""
             line = f"{outcome:9}  {shown(result.session_id)}  {shown(first)}{more}"
-            await blocking(write, line.rstrip(), name=STDOUT)
-    if target.as_json:
-        await records.close()
-    if junit is not None:
-        numbers = counts.total(), counts["different"], 0, counts["skipped"]
-        names = "tests", "failures", "errors", "skipped"
-        suite.attrib |= dict(zip(names, map(str, numbers), strict=True))
-        text = ElementTree.tostring(suite, encoding="unicode")
-        with writing(junit) as file:
-            file.write(f'<?xml version="1.0" encoding="utf-8"?>\n<testsuites>{text}</testsuites>\n')
-    if not counts:
-        return nothing(no_match(condition))
-    each = ", ".join(f"{counts[name]:,} {name}" for name in ("equal", "different", "skipped"))
-    message = f"replayed {counted(counts.total(), 'session')}: {each}"
-    return Answer(message=message, code=0 if counts["equal"] and not counts["different"] else 1)
+            await output.blocking(output.write, line.rstrip(), name=output.STDOUT)
+    await records.close()
+    return written
 
 
-def _differences(found: Any) -> Answer:
-    rows = [
-        (str(each.turn), each.problem, shown(each.recorded or ""), shown(each.replayed or ""))
-        for each in found.differences
-    ]
-    header = ("turn", "difference", "recorded", "replayed")
-    count = counted(len(found.recorded), "turn")
-    return Answer(
-        document=found,
-        table=Table(header, rows, folded=True) if rows else None,
-        text=None if rows else f"no differences in {count}",
-        code=1 if rows else 0,
-    )
+def _write_junit(file: str, agent: str, results: Sequence[tuple[str, str, str]]) -> None:
+    """Writes a test per session, without the characters that XML cannot contain."""
+    from xml.etree import ElementTree
 
-
-def _add_case(suite: Any, agent: str, session_id: str, outcome: str, problem: str) -> None:
-    """Adds a test to a JUnit suite, without the characters that XML cannot contain."""
     outside = "[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-    name, text = (re.sub(outside, "", each) for each in (session_id, problem))
-    case = ElementTree.SubElement(suite, "testcase", classname=agent, name=name)
-    if problem:
-        tag = "skipped" if outcome == "skipped" else "failure"
-        ElementTree.SubElement(case, tag, message=text.partition("\n")[0]).text = text
+    counts = Counter(outcome for _, outcome, _ in results)
+    suite = ElementTree.Element(
+        "testsuite",
+        name="agent-sessions replay",
+        tests=str(len(results)),
+        failures=str(counts["different"]),
+        errors="0",
+        skipped=str(counts["skipped"]),
+    )
+    for session_id, outcome, problem in results:
+        name, text = (re.sub(outside, "", each) for each in (session_id, problem))
+        case = ElementTree.SubElement(suite, "testcase", classname=agent, name=name)
+        if problem:
+            tag = "skipped" if outcome == "skipped" else "failure"
+            ElementTree.SubElement(case, tag, message=text.partition("\n")[0]).text = text
+    text = ElementTree.tostring(suite, encoding="unicode")
+    with output.writing(file) as opened:
+        opened.write(f'<?xml version="1.0" encoding="utf-8"?>\n<testsuites>{text}</testsuites>\n')
 
 
 def _imported(path: str) -> Callable[[Any], Awaitable[Any]]:
-    import sys
     from pathlib import Path
     from pkgutil import resolve_name
 

@@ -9,22 +9,23 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from agents_session_metadata.errors import InvalidPhaseError, SessionNotFoundError
 from agents_session_metadata.keys import AGENT, PHASE, normalize_agent
 from agents_session_metadata.text import ascii_json, escaped, quoted
-from agents_session_metadata.types import JSONObject, SessionInfo
 
-from . import options
-from .app import WRITES, Target, command
-from .options import META, SESSION, Whole, argument, flag, option, parse_pairs, repeatable, usage
-from .output import Answer, blocking, no_session, nothing, shown
+from . import options, output
+from .app import cli
+from .connection import Database, database_options
+from .options import Whole, flag, usage
+from .output import NothingFoundError, show, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata.catalog import SessionCatalog
     from agents_session_metadata.lifecycle import ResumeDecision, ResumePolicy, SessionLifecycle
+    from agents_session_metadata.types import JSONObject, SessionInfo
 
-
-_OPTIONAL = argument("The session id.", "[SESSION]", required=False)
 _REASONS = {
     "not_found": "the session does not exist",
     "not_ready": "it is marked as not ready",
@@ -45,115 +46,109 @@ _FIELDS: dict[str, tuple[str, Any]] = {
 _HOOK_FIELDS = {"agent_id": ("a string", str), "agent_name": ("a string", str)}
 
 
-@command("start chat-1 --agent ai-engineer --purpose 'fix the build'", WRITES)
+@cli.command(
+    epilog="Example: agent-sessions start chat-1 --agent ai-engineer --purpose 'fix the build'"
+)
+@options.optional_session
+@click.option("--agent", required=True, help="The agent's name.")
+@click.option("--purpose", help="The purpose of the work.")
+@options.meta
+@database_options(by=True, limits=True)
 async def start(
-    target: Target,
-    session: str | None = _OPTIONAL,
-    agent: str = option("The agent's name.", required=True),
-    purpose: str | None = option("The purpose of the work."),
-    meta: Sequence[str] = META,
-) -> Answer:
+    database: Database, session: str | None, agent: str, purpose: str | None, meta: Sequence[str]
+) -> None:
     """Start work in a session and print the session id."""
     import uuid
 
     if not normalize_agent(agent):
         usage(f"--agent must be the name of an agent, got {quoted(agent)}")
     name = str(uuid.uuid4()) if session is None else session
-    more = parse_pairs(meta, "--meta")
-    metadata = await _lifecycle(target.catalog, name).start(agent, purpose, more)
-    return Answer(document={"session_id": name, "metadata": metadata}, text=escaped(name))
+    more = options.parse_pairs(meta, "--meta")
+    async with database.open() as catalog:
+        metadata = await _lifecycle(catalog, name).start(agent, purpose, more)
+    await show({"session_id": name, "metadata": metadata}, escaped(name))
 
 
-@command("phase chat-1 approval --meta ready=true", WRITES)
+@cli.command(epilog="Example: agent-sessions phase chat-1 approval --meta ready=true")
+@options.session
+@click.argument("phase", required=False, help="The phase to enter.")
+@options.meta
+@click.option("--error", help="Record an error with this message.")
+@database_options(by=True, limits=True)
 async def phase(
-    target: Target,
-    session: str = SESSION,
-    phase: str | None = argument("The phase to enter.", "[PHASE]", required=False),
-    meta: Sequence[str] = META,
-    error: str | None = option("Record an error with this message."),
-) -> Answer:
+    database: Database, session: str, phase: str | None, meta: Sequence[str], error: str | None
+) -> None:
     """Enter a phase or record an error. Without both, print the current phase."""
-    more = parse_pairs(meta, "--meta")
+    more = options.parse_pairs(meta, "--meta")
     if phase is None and more:
         usage("--meta needs a phase; use the command set to store metadata only")
-    info = await target.catalog.get_session(session)
-    if info is None:
-        return nothing(no_session(session), None)
-    lifecycle, metadata = _lifecycle(target.catalog, session, must_exist=True), info.metadata
-    if phase is not None:
-        metadata = await lifecycle.enter(phase, more, error)
-    elif error is not None:
-        metadata = await lifecycle.record_error(error)
+    async with database.open() as catalog:
+        info = await catalog.get_session(session)
+        if info is None:
+            raise NothingFoundError(output.no_session(session), None)
+        lifecycle, metadata = _lifecycle(catalog, session, must_exist=True), info.metadata
+        if phase is not None:
+            metadata = await lifecycle.enter(phase, more, error)
+        elif error is not None:
+            metadata = await lifecycle.record_error(error)
     document = {"session_id": session, "metadata": metadata}
-    if phase is not None or error is not None:
-        return Answer(document=document)
     stored = metadata.get(PHASE)
-    if not isinstance(stored, str):
-        return nothing(f"session {shown(session)} has no phase", document)
-    return Answer(document=document, text=shown(stored))
+    if phase is not None or error is not None:
+        await show(document)
+    elif isinstance(stored, str):
+        await show(document, shown(stored))
+    else:
+        raise NothingFoundError(f"session {shown(session)} has no phase", document)
 
 
-@command("finish chat-1 completed --summary 'the build is green'", WRITES)
-async def finish(
-    target: Target,
-    session: str | None = _OPTIONAL,
-    outcome: str | None = argument("completed, failed or abandoned.", "[OUTCOME]", required=False),
-    summary: str | None = option("The result, in a sentence."),
-    hook: bool = flag("Read the JSON of an orchestrator's stop hook from stdin."),
-) -> Answer:
-    """End the work of a session.
-
-    With --hook, the command reads {"agent_id": "chat-1", "exit_code": 0} from stdin. agent_id is
-    the session id. The session is completed if the exit code is 0; otherwise it failed. If the
-    session is unknown or finished, nothing changes and the exit code is 0.
-    """
-    if hook:
-        return await _finish_by_hook(target, session, summary)
-    if session is None or outcome is None:
-        usage("pass SESSION and OUTCOME, or --hook")
-    lifecycle = _lifecycle(target.catalog, session, must_exist=True)
-    try:
-        metadata = await lifecycle.finish(outcome, summary)
-    except SessionNotFoundError:
-        return nothing(no_session(session), None)
-    return Answer(document={"session_id": session, "metadata": metadata})
+_AT = "2026-01-02T03:04:05+00:00"
+_HISTORY = [{"phase": "initializing", "at": _AT}, {"phase": "approval", "at": _AT}]
+_STORED = {"agent": "ai-engineer", "error_count": 0, "lifecycle_at": _AT, "phase": "approval"}
+_STORED |= {"phase_history": _HISTORY, "purpose": "fix the build", "started_at": _AT}
+_STORED |= {"status": "active", "task_id": "task-7"}
+_REQUEST = {"agent_name": "ai-engineer", "task_id": "task-7", "prompt": "Fix the build"}
+_ANSWER = {
+    "should_resume": True,
+    "reason": "session_resumable",
+    "resume_metadata": {
+        "previous_phase": "approval",
+        "created_at": _AT,
+        "last_updated": _AT,
+        "history": _HISTORY,
+        "session_metadata": _STORED,
+    },
+    "original_context": _REQUEST,
+}
 
 
-async def _finish_by_hook(target: Target, session: str | None, summary: str | None) -> Answer:
-    target.as_json = True
-    if session is not None:
-        usage("pass only one of SESSION and --hook")
-    request = await _read_object()
-    name, code = request.get("agent_id"), request.get("exit_code")
-    if not isinstance(name, str) or type(code) is not int:
-        usage("the request must have agent_id, a string, and exit_code, an integer")
-    outcome = "failed" if code else "completed"
-    lifecycle = _lifecycle(target.catalog, name, must_exist=True)
-    try:
-        await lifecycle.finish(outcome, summary)
-    except (SessionNotFoundError, InvalidPhaseError) as error:
-        document = {"agent_id": name, "outcome": None, "unchanged": str(error)}
-        return Answer(document=document)
-    return Answer(document={"agent_id": name, "outcome": outcome})
-
-
-@command("resume-check chat-1 --max-idle-minutes 10", timeout=5.0)
+@cli.command(epilog="Example: agent-sessions resume-check chat-1 --max-idle-minutes 10")
+@options.optional_session
+@click.option("--agent", help="Check this agent's last session instead.")
+@click.option(
+    "--max-idle-minutes", type=float, help="The maximum idle time in minutes. Default: 30."
+)
+@click.option(
+    "--max-errors", type=Whole(0), help="The number of errors that prevents resuming. Default: 3."
+)
+@click.option(
+    "--phase",
+    "phases",
+    metavar="PHASE",
+    multiple=True,
+    help="A phase that allows resuming; repeatable.",
+)
+@flag("--stdin", help="Read a JSON request from stdin.")
+@flag("--test", help="Print the request of a hook and its answer, without a database.")
+@database_options(by=True, timeout=5.0)
 async def resume_check(
-    target: Target,
-    session: str | None = _OPTIONAL,
-    agent: str | None = option("Check this agent's last session instead."),
-    max_idle_minutes: float | None = option(
-        "The maximum idle time in minutes. Default: 30.", type=float
-    ),
-    max_errors: int | None = option(
-        "The number of errors that prevents resuming. Default: 3.", type=Whole(0)
-    ),
-    phases: Sequence[str] = repeatable(
-        "A phase that allows resuming; repeatable.", "--phase", metavar="PHASE"
-    ),
-    stdin: bool = flag("Read a JSON request from stdin."),
-    test: bool = flag("Print the request of a hook and its answer, without a database."),
-) -> Answer:
+    database: Database,
+    session: str | None,
+    agent: str | None,
+    phases: Sequence[str],
+    stdin: bool,
+    test: bool,
+    **limits: Any,
+) -> None:
     """Check whether a session can be resumed: exit code 0 if it can, 1 if not.
 
     With --agent, the command checks the agent's last session.
@@ -171,25 +166,31 @@ async def resume_check(
     code is 0 for both answers.
     """
     if test:
-        return await _tested()
-    given: JSONObject = {"session_id": session, "agent": agent, "phases": phases or None}
-    given |= {"max_idle_minutes": max_idle_minutes, "max_errors": max_errors}
+        texts = (ascii_json(each, indent=2) for each in (_REQUEST, _ANSWER))
+        await show({"request": _REQUEST, "answer": _ANSWER}, "\n".join(texts))
+        return
+    given: JSONObject = {"session_id": session, "agent": agent, "phases": phases or None, **limits}
     request = {name: each for name, each in given.items() if each is not None}
     is_named = session is not None or agent is not None
     if stdin or not (is_named or (sys.stdin is not None and sys.stdin.isatty())):
-        target.as_json = target.json_errors = True
+        output.answer_in_json()
+        database.json_errors = True
         if is_named:
             usage("pass only one of SESSION, --agent and a request on stdin")
         read = await _read_object()
         if _HOOK_FIELDS.keys() & read.keys():
-            return Answer(document=await _hook_answer(target.catalog, read, _policy(request)))
+            async with database.open() as catalog:
+                answer = await _hook_answer(catalog, read, _policy(request))
+            await show(answer)
+            return
         for field in read.keys() - _FIELDS.keys():
             usage(f"unknown field '{field}' in the request; expected one of {', '.join(_FIELDS)}")
         request = {**_checked(read, _FIELDS), **request}
     if ("session_id" in request) is ("agent" in request):
         usage("pass either a session or an agent")
     policy, name = _policy(request), request.get("session_id")
-    info, decision = await _decide(target.catalog, policy, name, {AGENT: request.get("agent")})
+    async with database.open() as catalog:
+        info, decision = await _decide(catalog, policy, name, {AGENT: request.get("agent")})
     answer = {"session_id": name if info is None else info.session_id, **vars(decision)}
     idle = answer.pop("idle")
     answer["idle_seconds"] = idle and idle.total_seconds()
@@ -197,12 +198,61 @@ async def resume_check(
         answer["context"] = request["context"]
     verdict = "resume" if decision.should_resume else "do not resume"
     what = shown(answer["session_id"] or "the agent's last session")
-    return Answer(
-        document=answer,
-        text=f"{verdict} {what}: {_REASONS[decision.reason]} ({decision.reason})",
-        message=None if target.as_json or decision.idle is None else _state(decision),
+    await show(
+        answer,
+        f"{verdict} {what}: {_REASONS[decision.reason]} ({decision.reason})",
+        message=None if idle is None else _state(decision),
         code=0 if decision.should_resume else 1,
     )
+
+
+@cli.command(
+    epilog="Example: agent-sessions finish chat-1 completed --summary 'the build is green'"
+)
+@options.optional_session
+@click.argument("outcome", required=False, help="completed, failed or abandoned.")
+@click.option("--summary", help="The result, in a sentence.")
+@flag("--hook", help="Read the JSON of an orchestrator's stop hook from stdin.")
+@database_options(by=True, limits=True)
+async def finish(
+    database: Database, session: str | None, outcome: str | None, summary: str | None, hook: bool
+) -> None:
+    """End the work of a session.
+
+    With --hook, the command reads {"agent_id": "chat-1", "exit_code": 0} from stdin. agent_id is
+    the session id. The session is completed if the exit code is 0; otherwise it failed. If the
+    session is unknown or finished, nothing changes and the exit code is 0.
+    """
+    if hook:
+        await _finish_by_hook(database, session, summary)
+        return
+    if session is None or outcome is None:
+        usage("pass SESSION and OUTCOME, or --hook")
+    async with database.open() as catalog:
+        try:
+            lifecycle = _lifecycle(catalog, session, must_exist=True)
+            metadata = await lifecycle.finish(outcome, summary)
+        except SessionNotFoundError:
+            raise NothingFoundError(output.no_session(session), None) from None
+    await show({"session_id": session, "metadata": metadata})
+
+
+async def _finish_by_hook(database: Database, session: str | None, summary: str | None) -> None:
+    output.answer_in_json()
+    if session is not None:
+        usage("pass only one of SESSION and --hook")
+    request = await _read_object()
+    name, code = request.get("agent_id"), request.get("exit_code")
+    if not isinstance(name, str) or type(code) is not int:
+        usage("the request must have agent_id, a string, and exit_code, an integer")
+    answer: JSONObject = {"agent_id": name, "outcome": "failed" if code else "completed"}
+    async with database.open() as catalog:
+        try:
+            lifecycle = _lifecycle(catalog, name, must_exist=True)
+            await lifecycle.finish(answer["outcome"], summary)
+        except (SessionNotFoundError, InvalidPhaseError) as error:
+            answer.update(outcome=None, unchanged=str(error))
+    await show(answer)
 
 
 async def _hook_answer(
@@ -231,21 +281,8 @@ async def _hook_answer(
     }
 
 
-async def _tested() -> Answer:
-    from agents_session_metadata.catalog import SessionCatalog
-
-    request = {"agent_name": "ai-engineer", "task_id": "task-7", "prompt": "Fix the build"}
-    async with SessionCatalog.from_url("sqlite://", create_tables=True) as catalog:
-        lifecycle = _lifecycle(catalog, "chat-1")
-        await lifecycle.start("ai-engineer", "fix the build", {"task_id": "task-7"})
-        await lifecycle.enter("approval")
-        answer = await _hook_answer(catalog, request, _policy({}))
-    texts = (ascii_json(each, indent=2) for each in (request, answer))
-    return Answer(document={"request": request, "answer": answer}, text="\n".join(texts))
-
-
 async def _read_object() -> JSONObject:
-    text = await blocking(options.standard_input().read)
+    text = await output.blocking(options.standard_input().read)
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,8 +1,4 @@
-"""Parameters of commands, and parsers for JSON and `key=value`.
-
-A command declares a parameter as the default of an argument of its function: `option`, `flag` and
-the others return a function that makes Click's parameter for the name of the argument.
-"""
+"""Options that several commands share, and parsers for JSON and `key=value`."""
 
 from __future__ import annotations
 
@@ -10,10 +6,9 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import partial
-from typing import Any, BinaryIO, NoReturn
+from functools import partial, wraps
+from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 import click
 
@@ -29,92 +24,79 @@ class Whole(click.IntRange):
         return f"{self.min}..{'' if self.max is None else self.max}"
 
 
-class _Text(click.types.StringParamType):
-    envvar_list_splitter = "\0"  # Click would split the variable of a `multiple` option at spaces.
-
-
-def argument(help: str, metavar: str | None = None, **settings: Any) -> Any:  # noqa: A002  # Click's name
-    """`metavar` is the name in the help; by default that of the function's argument."""
-    return lambda name: click.Argument(
-        [name], metavar=metavar or name.upper(), help=help, **settings
-    )
-
-
-def option(
-    help: str,  # noqa: A002
-    *names: str,
-    type: Any = None,  # noqa: A002
-    default: Any = None,
-    **settings: Any,
-) -> Any:
-    """Returns an option with one value. Click would drop the first one of two."""
-    if default is not None:
-        settings.update(default=[default], show_default=True)
-    settings.update(type=type or _Text(), callback=_only_one)
-    return repeatable(help, *names, **settings)
-
-
-def repeatable(help: str, *names: str, multiple: bool = True, **settings: Any) -> Any:  # noqa: A002
-    settings.update(help=help, multiple=multiple)
-    return lambda name: click.Option(
-        [*(names or [f"--{name.replace('_', '-')}"]), name], **settings
-    )
-
-
-def flag(help: str, *names: str) -> Any:  # noqa: A002
-    return repeatable(help, *names, multiple=False, is_flag=True)
-
-
-def _only_one(_ctx: click.Context, param: click.Parameter, values: Sequence[Any]) -> Any:
-    if len(values) > 1:
-        usage(f"{max(param.opts, key=len)} was given more than once; pass it once")
-    return values[0] if values else None
-
+Function: TypeAlias = Callable[..., Any]
 
 PAIRS = "KEY=VALUE"
-SESSION = argument("The session id.")
-META = repeatable(
-    "Metadata to store; repeatable. VALUE is parsed as JSON; if it is not valid JSON, it is stored "
-    "as a string.",
+flag = partial(click.option, is_flag=True)
+session = click.argument("session", help="The session id.")
+optional_session = click.argument("session", required=False, help="The session id.")
+meta = click.option(
+    "--meta",
+    multiple=True,
     metavar=PAIRS,
+    help="Metadata to store; repeatable. VALUE is parsed as JSON; if it is not valid JSON, it is "
+    "stored as a string.",
 )
-JSON_LINES = flag("Print one JSON document per line.", "--jsonl")
-YES = flag("Do not ask for confirmation.", "--yes", "-y")
+jsonl = flag("--jsonl", "as_lines", help="Print one JSON document per line.")
+yes = flag("--yes", "-y", help="Do not ask for confirmation.")
 
 
-def item(help: str) -> Any:  # noqa: A002
-    return option(help, type=int, metavar="ITEM")
+def filters(function: Function) -> Function:
+    """Adds the options that select sessions. The command receives their filter as `where`."""
+
+    @click.option("--where", metavar="JSON", help="Only sessions that match this filter.")
+    @click.option(
+        "--meta",
+        multiple=True,
+        metavar=PAIRS,
+        help="Only sessions with this value; repeatable.",
+    )
+    @click.option("--owner", help="Only sessions with this owner_id.")
+    @wraps(function)
+    def command(
+        where: str | None, meta: Sequence[str], owner: str | None, active: bool = False, **more: Any
+    ) -> Any:
+        if where is not None and "=" in where and not where.lstrip().startswith(("{", "[", '"')):
+            usage(f"--where takes a filter as JSON; for KEY=VALUE, pass --meta {where}")
+        pairs = parse_pairs(meta, "--meta")
+        found: list[Any] = [{key: {"$eq": value}} for key, value in pairs.items()]
+        found += [{"status": "active"}] if active else []
+        found += [] if where is None else [parse_json(where, "--where")]
+        found += [] if owner is None else [{"owner_id": {"$eq": parse_value(owner, "--owner")}}]
+        return function(where={"$and": found} if found[1:] else next(iter(found), None), **more)
+
+    return command
 
 
-@dataclass(frozen=True)
-class Together:
-    """Options of which a command receives one value: what `combine` makes of theirs."""
-
-    options: dict[str, Any]
-    combine: Callable[..., Any]
+active = flag("--active", help="Only sessions whose status is active.")
+"""Goes below `filters`, which adds it to the filter."""
 
 
-def filters(*, active: bool = False) -> Any:
-    """The options that select sessions, as one filter."""
-    made = {
-        "where": option("Only sessions that match this filter.", metavar="JSON"),
-        "meta": repeatable("Only sessions with this value; repeatable.", metavar=PAIRS),
-        "owner": option("Only sessions with this owner_id."),
-    }
-    if active:
-        made["active"] = flag("Only sessions whose status is active.")
-    return Together(made, condition_of)
+def pages(name: str, usual: int, most: int = LONGEST_PAGE) -> Callable[[Function], Function]:
+    """Adds the options that select pages. The command receives them as `pages`.
 
+    `name` is the attribute of a page with its entries, `usual` the default of --limit.
+    """
 
-def paging(name: str, usual: int, most: int = LONGEST_PAGE) -> Any:
-    """The options that select pages, as `Pages` of what has this name."""
-    made = {
-        "limit": option(f"{name.capitalize()} per page.  [default: {usual}]", type=Whole(1, most)),
-        "cursor": option("Continue after the page that printed this cursor."),
-        "every": flag("Print every page.", "--all"),
-        "as_lines": JSON_LINES,
-    }
-    return Together(made, partial(Pages, name=name, usual=usual, most=most))
+    def decorate(function: Function) -> Function:
+        @click.option(
+            "--limit",
+            type=Whole(1, most),
+            help=f"{name.capitalize()} per page.  [default: {usual}]",
+        )
+        @click.option("--cursor", help="Continue after the page that printed this cursor.")
+        @flag("--all", "every", help="Print every page.")
+        @jsonl
+        @wraps(function)
+        def command(
+            limit: int | None, cursor: str | None, every: bool, as_lines: bool, **more: Any
+        ) -> Any:
+            size = limit or (most if every else usual)
+            return function(pages=Pages(name, size, cursor, every, as_lines), **more)
+
+        return command
+
+    return decorate
 
 
 def usage(sentence: str) -> NoReturn:
@@ -137,19 +119,6 @@ def standard_input() -> BinaryIO:
     if sys.stdin is None:
         raise click.ClickException("stdin is closed")
     return sys.stdin.buffer
-
-
-def condition_of(
-    where: str | None, meta: Sequence[str], owner: str | None, *, active: bool = False
-) -> dict[str, Any] | None:
-    """Returns the filter of the options in `filters`. None matches every session."""
-    if where is not None and "=" in where and not where.lstrip().startswith(("{", "[", '"')):
-        usage(f"--where takes a filter as JSON; for KEY=VALUE, pass --meta {where}")
-    given: list[Any] = [{key: {"$eq": value}} for key, value in parse_pairs(meta, "--meta").items()]
-    given += [{"status": "active"}] if active else []
-    given += [] if where is None else [parse_json(where, "--where")]
-    given += [] if owner is None else [{"owner_id": {"$eq": parse_value(owner, "--owner")}}]
-    return {"$and": given} if len(given) > 1 else given[0] if given else None
 
 
 def duration(name: str, number: float, unit: str) -> timedelta:

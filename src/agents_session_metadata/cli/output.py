@@ -7,13 +7,17 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.text import ascii_json, escaped
+
+if TYPE_CHECKING:
+    from agents_session_metadata.catalog import SessionCatalog
 
 T = TypeVar("T")
 
@@ -55,38 +59,66 @@ class Table:
         console.print(table)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The output of a command: `document` with --json, otherwise `text` and `table`.
+class NothingFoundError(Exception):
+    """Ends a command with exit code 1. With --json, the document is printed, too."""
 
-    `message` goes to stderr; with --json, only if the exit code is not 0. `corrupt` are stored
-    values that are not valid JSON: if there are some, the exit code is 1.
+    def __init__(self, message: str, document: Any = ...) -> None:
+        super().__init__(message)
+        self.document = document
+
+
+async def nothing_in(
+    catalog: SessionCatalog, session: str, problem: str, document: Any = ...
+) -> NothingFoundError:
+    """Returns the error with a sentence about a session, or that the session does not exist."""
+    try:
+        exists = await catalog.get_session(session, keys=[]) is not None
+    except TablesMissingError:  # A history exists without this package's tables.
+        exists = True
+    return NothingFoundError(
+        f"session {shown(session)} {problem}" if exists else no_session(session), document
+    )
+
+
+def wants_json() -> bool:
+    return bool(click.get_current_context().params.get("as_json"))
+
+
+def answer_in_json() -> None:
+    """Makes the command print JSON, and no messages if it succeeds, as with --json."""
+    click.get_current_context().params["as_json"] = True
+
+
+async def show(
+    document: Any = ...,
+    text: str | None = None,
+    table: Table | None = None,
+    message: str | None = None,
+    code: int = 0,
+) -> None:
+    """Prints the document with --json; otherwise the text and the table.
+
+    The message goes to stderr; with --json, only if the exit code is not 0.
     """
-
-    document: Any = ...
-    text: str | None = None
-    table: Table | None = None
-    message: str | None = None
-    code: int = 0
-    corrupt: Sequence[Exception] = ()
-
-    def write(self, *, as_json: bool) -> int:
-        if as_json and self.document is not ...:
-            write_json(self.document)
-        if not as_json and self.text is not None:
-            write(self.text)
-        if not as_json and self.table is not None:
-            self.table.write()
-        for error in self.corrupt:
-            say(str(error))
-        if self.message is not None and not self.corrupt and (self.code or not as_json):
-            say(self.message)
-        return 1 if self.corrupt else self.code
+    as_json = wants_json()
+    if as_json and document is not ...:
+        await blocking(write_json, document, name=STDOUT)
+    if not as_json and text is not None:
+        await blocking(write, text, name=STDOUT)
+    if not as_json and table is not None:
+        await blocking(table.write, name=STDOUT)
+    if message is not None and (code or not as_json):
+        say(message)
+    if code:
+        raise click.exceptions.Exit(code)
 
 
-def nothing(message: str, document: Any = ...) -> Answer:
-    """Returns the answer of a command that found nothing: exit code 1."""
-    return Answer(document=document, message=message, code=1)
+def report(corrupt: Sequence[Exception]) -> None:
+    """Ends the command with exit code 1 if there were values that are not valid JSON."""
+    for error in corrupt:
+        say(str(error))
+    if corrupt:
+        raise click.exceptions.Exit(1)
 
 
 def write(text: str) -> None:
@@ -176,7 +208,7 @@ class Records:
         await blocking(self.file.flush, name=self.name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pages:
     """A page to print, or with `every` all pages from there.
 
@@ -184,9 +216,7 @@ class Pages:
     """
 
     name: str
-    usual: int
-    most: int
-    limit: int | None
+    limit: int
     cursor: str | None
     every: bool
     as_lines: bool
@@ -196,15 +226,13 @@ class Pages:
         fetch: Callable[..., Awaitable[Any]],
         show: Callable[[Sequence[Any]], None],
         record: Callable[[Any], Any] = vars,
-        *,
-        as_json: bool,
     ) -> int:
         """Returns the number of entries."""
-        limit = self.limit or (self.most if self.every else self.usual)
+        as_json = wants_json()
         records = Records(sys.stdout, as_json, f'{{"{self.name}": [')
         cursor, found = self.cursor, 0
         while True:
-            page = await fetch(limit=limit, cursor=cursor)
+            page = await fetch(limit=self.limit, cursor=cursor)
             entries, cursor = getattr(page, self.name), page.next_cursor
             found += len(entries)
             if as_json or self.as_lines:
@@ -237,3 +265,34 @@ def progress(
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(escape(what), total=total)
         yield lambda completed: bar.update(task, completed=completed)
+
+
+@contextmanager
+def writing(name: str | None) -> Iterator[IO[str]]:
+    """Opens a file to write to. Old content is replaced if the block ends without an error."""
+    if name is None or name == "-":
+        yield sys.stdout
+        return
+    import shutil
+    from pathlib import Path
+
+    # A symbolic link stays a link: the file that it leads to is replaced.
+    path = Path(name).resolve()
+    # A name of its own, so that two exports to one path do not share it.
+    part = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
+    exists = path.exists()
+    is_replaced = not exists or path.is_file()  # not a device or a pipe
+    try:
+        file = (part if is_replaced else path).open("w", encoding="utf-8")
+    except OSError as error:
+        raise stream_error(error, str(path)) from None
+    try:
+        if is_replaced and exists:
+            shutil.copymode(path, part)
+        yield file
+        if is_replaced:
+            part.replace(path)
+    finally:
+        with suppress(OSError):  # of what could not be written before
+            file.close()
+        part.unlink(missing_ok=True)

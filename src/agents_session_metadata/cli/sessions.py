@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from agents_session_metadata import keys as known
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.text import ago
-from agents_session_metadata.types import Metadata, SessionInfo
 
 from . import options, output
-from .app import WRITES, Target, command
-from .options import SESSION, Whole, argument, flag, option, parse_pairs, repeatable, usage
-from .output import (
-    Answer,
-    Pages,
-    Table,
-    counted,
-    hint,
-    no_match,
-    no_session,
-    nothing,
-    number,
-    shown,
-)
+from .app import cli
+from .connection import Database, database_options
+from .options import Whole, flag, usage
+from .output import NothingFoundError, Pages, Table, counted, show, shown
+
+if TYPE_CHECKING:
+    from agents_session_metadata.types import Metadata, SessionInfo
 
 _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
 # The list leaves out what is recorded for programs.
@@ -34,187 +28,217 @@ _SHOWN = {known.RUN, known.PHASE, known.READY, known.OUTCOME, known.SUMMARY, kno
 _RECORDED = (known.RUN_KEYS - _SHOWN) | {known.TITLE_AUTO, known.CHATKIT}
 
 
-@command("list --meta owner_id=u1 --active --limit 5")
-async def list_(
-    target: Target,
-    condition: Any = options.filters(active=True),
-    order_by: str = option(
-        "A metadata key, updated_at, created_at or session_id; - for descending.",
-        default="-updated_at",
-        metavar="KEY",
-    ),
-    pages: Pages = options.paging("sessions", 20),
-    keys: Sequence[str] = repeatable("Print only this key; repeatable.", "--key", metavar="KEY"),
-    count_items: bool = flag("Count items."),
-) -> Answer:
+@cli.command("list", epilog="Example: agent-sessions list --meta owner_id=u1 --active --limit 5")
+@options.filters
+@options.active
+@click.option(
+    "--order-by",
+    metavar="KEY",
+    default="-updated_at",
+    help="A metadata key, updated_at, created_at or session_id; - for descending.",
+)
+@options.pages("sessions", 20)
+@click.option(
+    "--key", "keys", metavar="KEY", multiple=True, help="Print only this key; repeatable."
+)
+@flag("--count-items", help="Count items.")
+@database_options()
+async def list_sessions(
+    database: Database,
+    where: Any,
+    order_by: str,
+    pages: Pages,
+    keys: Sequence[str],
+    count_items: bool,
+) -> None:
     """List sessions, most recently active first.
 
     With --all, the sessions are printed as one table per page.
     """
     corrupt: list[Exception] = []
-    read = partial(
-        target.catalog.list_sessions,
-        condition,
-        order_by=order_by,
-        keys=keys or None,
-        count_items=count_items,
-        on_corrupt=corrupt.append,
-    )
-    found = await pages.write(
-        read, lambda sessions: _table(sessions, keys).write(), _record, as_json=target.as_json
-    )
-    return Answer(corrupt=corrupt) if found else nothing(no_match(condition))
+    async with database.open() as catalog:
+        read = partial(
+            catalog.list_sessions,
+            where,
+            order_by=order_by,
+            keys=keys or None,
+            count_items=count_items,
+            on_corrupt=corrupt.append,
+        )
+        found = await pages.write(read, lambda sessions: _table(sessions, keys).write(), _record)
+    if not found:
+        raise NothingFoundError(output.no_match(where))
+    output.report(corrupt)
 
 
-@command("show chat-1")
-async def show(target: Target, session: str = SESSION) -> Answer:
+@cli.command("show", epilog="Example: agent-sessions show chat-1")
+@options.session
+@database_options(by=True)
+async def show_session(database: Database, session: str) -> None:
     """Show one session: times, number of items, metadata."""
     corrupt: list[Exception] = []
-    info = await target.catalog.get_session(session, count_items=True, on_corrupt=corrupt.append)
-    return nothing(no_session(session), None) if info is None else _details(info, corrupt)
+    async with database.open() as catalog:
+        info = await catalog.get_session(session, count_items=True, on_corrupt=corrupt.append)
+    if info is None:
+        raise NothingFoundError(output.no_session(session), None)
+    await _show_details(info)
+    output.report(corrupt)
 
 
-@command("get chat-1 title")
-async def get(
-    target: Target,
-    session: str = SESSION,
-    keys: Sequence[str] = argument("The keys. Default: all.", "[KEY]...", nargs=-1),
-) -> Answer:
+@cli.command(epilog="Example: agent-sessions get chat-1 title")
+@options.session
+@click.argument("keys", metavar="[KEY]...", nargs=-1, help="The keys. Default: all.")
+@database_options(by=True)
+async def get(database: Database, session: str, keys: Sequence[str]) -> None:
     """Print the metadata of a session: one value, some keys, or all keys.
 
     For one key, only the value is printed. With --json, missing keys are null.
     """
     corrupt: list[Exception] = []
-    info = await target.catalog.get_session(session, keys=keys or None, on_corrupt=corrupt.append)
+    async with database.open() as catalog:
+        info = await catalog.get_session(session, keys=keys or None, on_corrupt=corrupt.append)
     stored = {} if info is None else info.metadata
     document = {key: stored.get(key) for key in keys} if keys else stored
     if info is None:
-        return nothing(no_session(session), document)
-    if not stored:
+        raise NothingFoundError(output.no_session(session), document)
+    if not stored and not corrupt:
         what = f"value for {', '.join(keys)}" if keys else "metadata"
-        message = f"session {shown(session)} has no {what}"
-        return Answer(document=document, message=message, code=1, corrupt=corrupt)
-    if len(keys) != 1:
-        return Answer(document=document, table=_metadata_table(stored), corrupt=corrupt)
-    value = stored[keys[0]]
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return Answer(document=document, text=text)
+        raise NothingFoundError(f"session {shown(session)} has no {what}", document)
+    if len(keys) == 1 and stored:
+        value = stored[keys[0]]
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        await show(document, text)
+    else:
+        await show(document, table=_metadata_table(stored) if stored else None)
+    output.report(corrupt)
 
 
-@command("set chat-1 title='My chat' tags='[\"work\"]'", WRITES)
-async def set_(
-    target: Target,
-    session: str = SESSION,
-    pairs: Sequence[str] = argument("Metadata to store.", f"{options.PAIRS}...", nargs=-1),
-    meta: Sequence[str] = options.META,
-    create: bool = flag("Create the session if it does not exist."),
-) -> Answer:
+@cli.command("set", epilog="Example: agent-sessions set chat-1 title='My chat' tags='[\"work\"]'")
+@options.session
+@click.argument("pairs", metavar=f"{options.PAIRS}...", nargs=-1, help="Metadata to store.")
+@options.meta
+@flag("--create", help="Create the session if it does not exist.")
+@database_options(by=True, limits=True)
+async def set_metadata(
+    database: Database, session: str, pairs: Sequence[str], meta: Sequence[str], create: bool
+) -> None:
     """Store metadata keys. Other keys do not change.
 
     A value is parsed as JSON (7, true, null). If it is not valid JSON, it is stored as a string.
     For the string 7, write '"7"'. If the session does not exist, pass --create.
     """
-    values = parse_pairs([*pairs, *meta], "set")
+    values = options.parse_pairs([*pairs, *meta], "set")
     if not values:
         usage("nothing to set; pass KEY=VALUE")
-    try:
-        await target.catalog.set_metadata(session, values, must_exist=not create)
-    except SessionNotFoundError:
-        advice = "" if create else "; pass --create to create it"
-        return nothing(no_session(session) + advice)
-    stored = await target.catalog.get_metadata(session) if target.as_json else None
-    return Answer(document={"session_id": session, "metadata": stored})
+    async with database.open() as catalog:
+        try:
+            await catalog.set_metadata(session, values, must_exist=not create)
+        except SessionNotFoundError:
+            advice = "" if create else "; pass --create to create it"
+            raise NothingFoundError(output.no_session(session) + advice) from None
+        stored = await catalog.get_metadata(session) if output.wants_json() else None
+    await show({"session_id": session, "metadata": stored})
 
 
-@command("unset chat-1 tags")
-async def unset(
-    target: Target,
-    session: str = SESSION,
-    keys: Sequence[str] = argument("The keys to remove.", "[KEY]...", nargs=-1),
-    every: bool = flag("Remove every key.", "--all"),
-) -> Answer:
+@cli.command(epilog="Example: agent-sessions unset chat-1 tags")
+@options.session
+@click.argument("keys", metavar="[KEY]...", nargs=-1, help="The keys to remove.")
+@flag("--all", "every", help="Remove every key.")
+@database_options(by=True)
+async def unset(database: Database, session: str, keys: Sequence[str], every: bool) -> None:
     """Remove metadata keys. The history does not change."""
     if bool(keys) == every:
         usage("pass either the keys to remove or --all")
-    removed = await target.catalog.delete_metadata(session, None if every else keys)
-    if not removed:
-        return await target.nothing(session, "has none of these keys")
-    document = {"session_id": session, "removed": removed}
-    return Answer(document=document, message=f"removed {counted(removed, 'key')}")
+    async with database.open() as catalog:
+        removed = await catalog.delete_metadata(session, None if every else keys)
+        if not removed:
+            raise await output.nothing_in(catalog, session, "has none of these keys")
+    await show(
+        {"session_id": session, "removed": removed}, message=f"removed {counted(removed, 'key')}"
+    )
 
 
-@command('count --where \'{"tags": {"$contains": "work"}}\'')
-async def count(target: Target, condition: Any = options.filters(active=True)) -> Answer:
+@cli.command(epilog='Example: agent-sessions count --where \'{"tags": {"$contains": "work"}}\'')
+@options.filters
+@options.active
+@database_options()
+async def count(database: Database, where: Any) -> None:
     """Print the number of matching sessions."""
-    found = await target.catalog.count_sessions(condition)
-    message = no_match(condition) if condition and not found else None
-    return Answer(document={"count": found}, text=str(found), message=message)
+    async with database.open() as catalog:
+        found = await catalog.count_sessions(where)
+    message = output.no_match(where) if where and not found else None
+    await show({"count": found}, str(found), message=message)
 
 
-@command("values tags --limit 10")
-async def values(
-    target: Target,
-    key: str = argument("A metadata key."),
-    condition: Any = options.filters(),
-    limit: int = option(
-        "Maximum number of values.", type=Whole(1, output.LONGEST_PAGE), default=20
-    ),
-) -> Answer:
+@cli.command(epilog="Example: agent-sessions values tags --limit 10")
+@click.argument("key", help="A metadata key.")
+@options.filters
+@click.option(
+    "--limit",
+    type=Whole(1, output.LONGEST_PAGE),
+    default=20,
+    help="Maximum number of values.",
+)
+@database_options()
+async def values(database: Database, key: str, where: Any, limit: int) -> None:
     """Print the values of a key, with the number of sessions per value or list element."""
-    counts = await target.catalog.count_values(key, condition, limit=limit)
+    async with database.open() as catalog:
+        counts = await catalog.count_values(key, where, limit=limit)
     if not counts:
-        return nothing(f"no session has a value for {shown(key)}{hint(condition)}", [])
-    rows = [(shown(each.value), number(each.count)) for each in counts]
-    return Answer(document=counts, table=Table((key, "sessions"), rows))
+        raise NothingFoundError(f"no session has a value for {shown(key)}{output.hint(where)}", [])
+    rows = [(shown(each.value), output.number(each.count)) for each in counts]
+    await show(counts, table=Table((key, "sessions"), rows))
 
 
-@command("last --agent @ai-engineer")
-async def last(
-    target: Target,
-    agent: str | None = option("The agent's name, with or without a leading @."),
-    condition: Any = options.filters(),
-) -> Answer:
+@cli.command(epilog="Example: agent-sessions last --agent @ai-engineer")
+@click.option("--agent", help="The agent's name, with or without a leading @.")
+@options.filters
+@database_options()
+async def last(database: Database, agent: str | None, where: Any) -> None:
     """Show the most recently active session of each agent, or one that matches.
 
     With --agent or a filter, the command shows one session. Without them, it lists the last session
     of each agent.
     """
-    if agent is None and condition is None:
-        return await _last_of_each(target)
+    if agent is None and where is None:
+        await _show_last_of_each(database)
+        return
     if agent is not None:
-        of_agent = {known.AGENT: known.normalize_agent(agent)}
-        condition = {"$and": [of_agent, condition or {}]}
-    info = await target.catalog.last_session(condition, count_items=True)
-    if info is not None:
-        return _details(info)
-    message = no_match(condition) if agent is None else f"agent {shown(agent)} has no session"
-    return nothing(message, None)
+        where = {"$and": [{known.AGENT: known.normalize_agent(agent)}, where or {}]}
+    async with database.open() as catalog:
+        info = await catalog.last_session(where, count_items=True)
+    if info is None:
+        message = (
+            output.no_match(where) if agent is None else f"agent {shown(agent)} has no session"
+        )
+        raise NothingFoundError(message, None)
+    await _show_details(info)
 
 
-async def _last_of_each(target: Target) -> Answer:
-    found = await target.catalog.last_sessions(known.AGENT, limit=1000, count_items=True)
+async def _show_last_of_each(database: Database) -> None:
+    async with database.open() as catalog:
+        found = await catalog.last_sessions(known.AGENT, limit=1000, count_items=True)
     if not found:
-        return nothing("no session has an agent", [])
+        raise NothingFoundError("no session has an agent", [])
     rows = []
     for info in found:
-        agent, items = shown(info.metadata[known.AGENT]), number(info.item_count)
+        agent, items = shown(info.metadata[known.AGENT]), output.number(info.item_count)
         rows.append((agent, info.session_id, ago(info.updated_at), items))
     table = Table(("agent", "session", "active", "items"), rows)
-    return Answer(document=[_record(info) for info in found], table=table)
+    await show([_record(info) for info in found], table=table)
 
 
 def _record(info: SessionInfo) -> dict[str, Any]:
     return {name: each for name, each in vars(info).items() if each is not None}
 
 
-def _details(info: SessionInfo, corrupt: Sequence[Exception] = ()) -> Answer:
+async def _show_details(info: SessionInfo) -> None:
     lines = [f"session  {shown(info.session_id)}"]
     for name, time in (("created", info.created_at), ("active ", info.updated_at)):
         lines.append(f"{name}  {time:%Y-%m-%d %H:%M:%S} UTC ({ago(time)})")
     lines.append(f"items    {info.item_count:,}")
     table = _metadata_table(info.metadata) if info.metadata else None
-    text = "\n".join([*lines, ""] if table else lines)
-    return Answer(document=_record(info), text=text, table=table, corrupt=corrupt)
+    await show(_record(info), "\n".join([*lines, ""] if table else lines), table)
 
 
 def _metadata_table(metadata: Metadata) -> Table:
@@ -231,7 +255,7 @@ def _table(sessions: Sequence[SessionInfo], chosen: Sequence[str]) -> Table:
     for info in sessions:
         stored = {key: shown(value) for key, value in info.metadata.items()}
         row = [info.session_id, *(stored.get(key, "") for key in columns)]
-        row += [] if info.item_count is None else [number(info.item_count)]
+        row += [] if info.item_count is None else [output.number(info.item_count)]
         others = " ".join(f"{shown(key)}={stored[key]}" for key in rest if key in stored)
         rows.append([*row, ago(info.updated_at), *([others] if rest else [])])
     counts = [] if sessions[0].item_count is None else ["items"]

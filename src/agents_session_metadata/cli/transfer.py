@@ -4,61 +4,69 @@ from __future__ import annotations
 
 import codecs
 import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
 from agents_session_metadata.text import strict_json
 
 from . import options, output
-from .app import WRITES, Target, command
-from .options import JSON_LINES, YES, argument, confirm, duration, flag, option, usage
-from .output import Answer, blocking, counted, no_match, nothing, progress, say, shown, stream_error
+from .app import cli
+from .connection import Database, database_options
+from .options import confirm, flag, usage
+from .output import NothingFoundError, counted, show, shown
 
-_FORMS = click.Choice(["records", "evals"])
-_CONFLICTS = click.Choice(["error", "skip", "replace"])
 _BATCH = 200
 _CHUNK = 1 << 16
 
 
-@command("delete chat-1 --yes")
-async def delete(
-    target: Target,
-    sessions: Sequence[str] = argument("The session ids.", "SESSION...", nargs=-1, required=True),
-    yes: bool = YES,
-) -> Answer:
+@cli.command(epilog="Example: agent-sessions delete chat-1 --yes")
+@click.argument("sessions", metavar="SESSION...", nargs=-1, required=True, help="The session ids.")
+@options.yes
+@database_options(by=True)
+async def delete(database: Database, sessions: Sequence[str], yes: bool) -> None:
     """Delete sessions with their history and metadata."""
     what = counted(len(sessions), "session") if sessions[1:] else f"session {shown(sessions[0])}"
     await confirm(f"Delete {what} with history and metadata?", yes=yes)
-    deleted = [each for each in sessions if await target.catalog.delete_session(each)]
+    async with database.open() as catalog:
+        deleted = [each for each in sessions if await catalog.delete_session(each)]
     missing = [each for each in sessions if each not in deleted]
     for each in missing:
-        say(output.no_session(each))
+        output.say(output.no_session(each))
     message = f"deleted {counted(len(deleted), 'session')}" if deleted else None
     document = {"deleted": deleted, "not_found": missing}
-    return Answer(document=document, message=message, code=0 if deleted else 1)
+    await show(document, message=message, code=0 if deleted else 1)
 
 
-@command('cleanup --days 30 --where \'{"pinned": {"$ne": true}}\' --dry-run')
+@cli.command(
+    epilog="Example: agent-sessions cleanup --days 30 "
+    '--where \'{"pinned": {"$ne": true}}\' --dry-run'
+)
+@click.option("--hours", type=float, help="Delete sessions inactive for this many hours.")
+@click.option(
+    "--days",
+    type=float,
+    envvar="AGENT_SESSIONS_RETENTION_DAYS",
+    show_envvar=True,
+    help="Delete sessions inactive for this many days.",
+)
+@options.filters
+@flag("--dry-run", help="Print the number of sessions and delete nothing.")
+@options.yes
+@database_options()
 async def cleanup(
-    target: Target,
-    hours: float | None = option("Delete sessions inactive for this many hours.", type=float),
-    days: float | None = option(
-        "Delete sessions inactive for this many days.",
-        type=float,
-        envvar="AGENT_SESSIONS_RETENTION_DAYS",
-        show_envvar=True,
-    ),
-    condition: Any = options.filters(),
-    dry_run: bool = flag("Print the number of sessions and delete nothing."),
-    yes: bool = YES,
-) -> Answer:
+    database: Database,
+    hours: float | None,
+    days: float | None,
+    where: Any,
+    dry_run: bool,
+    yes: bool,
+) -> None:
     """Delete inactive sessions that match, in short transactions.
 
     Requires a filter or an age. It is not an error if no session matches. After a crash, run it
@@ -69,38 +77,45 @@ async def cleanup(
     source = click.get_current_context().get_parameter_source("days")
     if hours is not None and source is click.core.ParameterSource.COMMANDLINE:
         usage("pass --hours or --days, not both")
-    if hours is None and days is None and parse_filter(condition).constant:
+    if hours is None and days is None and parse_filter(where).constant:
         usage(
             "cleanup needs --hours, --days, --meta, or --where with a condition; "
             "it does not delete everything"
         )
     unit, number = ("days", days) if hours is None else ("hours", hours)
-    age = None if number is None else duration(f"--{unit}", number, unit)
+    age = None if number is None else options.duration(f"--{unit}", number, unit)
     found = None
-    if dry_run or not yes or sys.stderr.isatty():
-        found = await target.catalog.delete_sessions(condition, inactive_for=age, dry_run=True)
-    if not dry_run and found != 0:
-        question = f"Delete {counted(found or 0, 'session')} with history and metadata?"
-        await confirm(question, yes=yes)
-        with progress("Deleting", found) as reach:
-            found = await target.catalog.delete_sessions(
-                condition, inactive_for=age, progress=reach
-            )
-    message = None if found or condition is None else no_match(condition)
-    document = {"deleted": found, "dry_run": dry_run}
-    return Answer(document=document, text=str(found), message=message)
+    async with database.open() as catalog:
+        if dry_run or not yes or sys.stderr.isatty():
+            found = await catalog.delete_sessions(where, inactive_for=age, dry_run=True)
+        if not dry_run and found != 0:
+            question = f"Delete {counted(found or 0, 'session')} with history and metadata?"
+            await confirm(question, yes=yes)
+            with output.progress("Deleting", found) as reach:
+                found = await catalog.delete_sessions(where, inactive_for=age, progress=reach)
+    message = None if found or where is None else output.no_match(where)
+    await show({"deleted": found, "dry_run": dry_run}, str(found), message=message)
 
 
-@command("export --meta owner_id=u1 --output sessions.jsonl")
+@cli.command(epilog="Example: agent-sessions export --meta owner_id=u1 --output sessions.jsonl")
+@options.filters
+@click.option("--output", "-o", "file", help="The file to write. Default, and -: stdout.")
+@options.jsonl
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["records", "evals"]),
+    default="records",
+    help="records, or evals: a line per turn.",
+)
+@database_options()
 async def export(
-    target: Target,
-    condition: Any = options.filters(),
-    file: str | None = option("The file to write. Default, and -: stdout.", "--output", "-o"),
-    as_lines: bool = JSON_LINES,  # noqa: ARG001  # the usual form
-    form: Any = option(
-        "records, or evals: a line per turn.", "--as", type=_FORMS, default="records"
-    ),
-) -> Answer:
+    database: Database,
+    where: Any,
+    file: str | None,
+    as_lines: bool,  # noqa: ARG001  # the usual form
+    form: str,
+) -> None:
     """Export sessions with history and metadata, one JSON record per line.
 
     With --as evals, a line has the input and the ideal answer of a turn, as OpenAI's evals read it.
@@ -109,33 +124,35 @@ async def export(
     complete, and keeps its permissions. Sessions with a corrupt value are left out: exit code 1.
     """
     corrupt: list[Exception] = []
-    exported = target.catalog.export_sessions(condition, on_corrupt=corrupt.append)
-    with writing(file) as opened:
-        total = await target.catalog.count_sessions(condition) if sys.stderr.isatty() else None
-        name = output.STDOUT if file is None else file
-        records = output.Records(opened, target.as_json, name=name)
-        batch, sessions, left_out = list[Any](), 0, 0
-        with progress("Exporting", total, output=opened) as reach:
-            async for record in exported:
-                sessions += 1
-                lines = [record] if form == "records" else _eval_lines(record)
-                left_out += sum(line is None for line in lines)
-                batch += filter(None, lines)
-                if len(batch) >= _BATCH:
-                    await records.add(batch)
-                    batch.clear()
-                    reach(sessions)
-            await records.add(batch)
-        if opened is not sys.stdout and not sessions:
-            raise click.ClickException(no_match(condition))
-        await records.close()
+    sessions, left_out, batch = 0, 0, list[Any]()
+    async with database.open() as catalog:
+        exported = catalog.export_sessions(where, on_corrupt=corrupt.append)
+        with output.writing(file) as opened:
+            total = await catalog.count_sessions(where) if sys.stderr.isatty() else None
+            records = output.Records(
+                opened, output.wants_json(), name=output.STDOUT if file is None else file
+            )
+            with output.progress("Exporting", total, output=opened) as reach:
+                async for record in exported:
+                    sessions += 1
+                    lines = [record] if form == "records" else _eval_lines(record)
+                    left_out += sum(line is None for line in lines)
+                    batch += filter(None, lines)
+                    if len(batch) >= _BATCH:
+                        await records.add(batch)
+                        batch.clear()
+                        reach(sessions)
+                await records.add(batch)
+            if opened is not sys.stdout and not sessions:
+                raise click.ClickException(output.no_match(where))
+            await records.close()
     if not sessions and not corrupt:
-        return nothing(no_match(condition))
+        raise NothingFoundError(output.no_match(where))
     turns = f"{counted(records.count, 'turn')} of " if form == "evals" else ""
-    say(f"exported {turns}{counted(sessions, 'session')}")
+    output.say(f"exported {turns}{counted(sessions, 'session')}")
     if left_out:
-        say(f"left out {counted(left_out, 'turn')} without a final text")
-    return Answer(corrupt=corrupt)
+        output.say(f"left out {counted(left_out, 'turn')} without a final text")
+    output.report(corrupt)
 
 
 def _eval_lines(record: Any) -> list[Any]:
@@ -144,46 +161,24 @@ def _eval_lines(record: Any) -> list[Any]:
     try:
         return list(eval_lines(record))
     except ValueError as error:
-        say(f"left out session {shown(record['session_id'])}: {error}")
+        output.say(f"left out session {shown(record['session_id'])}: {error}")
         return []
 
 
-@contextmanager
-def writing(name: str | None) -> Iterator[IO[str]]:
-    """Opens a file to write to. Old content is replaced if the block ends without an error."""
-    if name is None or name == "-":
-        yield sys.stdout
-        return
-    # A symbolic link stays a link: the file that it leads to is replaced.
-    path = Path(name).resolve()
-    # A name of its own, so that two exports to one path do not share it.
-    part = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
-    exists = path.exists()
-    is_replaced = not exists or path.is_file()  # not a device or a pipe
-    try:
-        file = (part if is_replaced else path).open("w", encoding="utf-8")
-    except OSError as error:
-        raise stream_error(error, str(path)) from None
-    try:
-        if is_replaced and exists:
-            shutil.copymode(path, part)
-        yield file
-        if is_replaced:
-            part.replace(path)
-    finally:
-        with suppress(OSError):  # of what could not be written before
-            file.close()
-        part.unlink(missing_ok=True)
-
-
-@command("import sessions.jsonl --on-conflict skip", WRITES)
-async def import_(
-    target: Target,
-    file: str | None = argument("The export. Default, and -: stdin.", "[FILE]", required=False),
-    on_conflict: Any = option("What to do if a session exists.", type=_CONFLICTS, default="error"),
-    skip_invalid: bool = flag("Report invalid records and continue."),
-    yes: bool = YES,
-) -> Answer:
+@cli.command("import", epilog="Example: agent-sessions import sessions.jsonl --on-conflict skip")
+@click.argument("file", required=False, help="The export. Default, and -: stdin.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["error", "skip", "replace"]),
+    default="error",
+    help="What to do if a session exists.",
+)
+@flag("--skip-invalid", help="Report invalid records and continue.")
+@options.yes
+@database_options(limits=True)
+async def import_sessions(
+    database: Database, file: str | None, on_conflict: Any, skip_invalid: bool, yes: bool
+) -> None:
     """Import exported sessions into this database.
 
     Without --skip-invalid, an invalid record or a conflict stops the import; the records before it
@@ -196,22 +191,24 @@ async def import_(
     def on_invalid(error: Exception) -> None:
         nonlocal invalid
         invalid += 1
-        say(f"skipped: {error}")
+        output.say(f"skipped: {error}")
 
     skip = on_invalid if skip_invalid else None
-    with _reading(file) as (source, total), progress("Importing", total) as reach:
-        reading = _Records(source, reach, skip)
-        try:
-            written = await target.catalog.import_sessions(reading, on_conflict, on_invalid=skip)
-        except ValueError as error:
-            raise click.ClickException(f"{error}; the records before it are imported") from None
-    more = f", skipped {invalid:,} invalid" if invalid else ""
+    async with database.open() as catalog:
+        with _reading(file) as (source, total), output.progress("Importing", total) as reach:
+            reading = _Reading(source, reach, skip)
+            try:
+                written = await catalog.import_sessions(reading, on_conflict, on_invalid=skip)
+            except ValueError as error:
+                advice = "the records before it are imported"
+                raise click.ClickException(f"{error}; {advice}") from None
     document = {"read": reading.count, "written": written}
-    return Answer(
-        document={**document, "invalid": invalid} if skip_invalid else document,
-        message=f"read {counted(reading.count, 'record')}, wrote {written:,}{more}",
-        code=1 if invalid else 0,
-    )
+    message = f"read {counted(reading.count, 'record')}, wrote {written:,}"
+    if skip_invalid:
+        document["invalid"] = invalid
+    if invalid:
+        message += f", skipped {invalid:,} invalid"
+    await show(document, message=message, code=1 if invalid else 0)
 
 
 @contextmanager
@@ -222,13 +219,13 @@ def _reading(name: str | None) -> Iterator[tuple[BinaryIO, int | None]]:
     try:
         file = Path(name).open("rb")  # noqa: SIM115  # closed below
     except OSError as error:
-        raise stream_error(error, name) from None
+        raise output.stream_error(error, name) from None
     with file:
         yield file, os.fstat(file.fileno()).st_size
 
 
 @dataclass
-class _Records:
+class _Reading:
     """Reads the records of an export: one per line, or the elements of one list."""
 
     source: BinaryIO
@@ -253,7 +250,7 @@ class _Records:
 
     async def _texts(self) -> AsyncIterator[tuple[str, bytes]]:
         number = read = 0
-        while lines := await blocking(self.source.readlines, _CHUNK):
+        while lines := await output.blocking(self.source.readlines, _CHUNK):
             if not read:
                 lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
             for at, line in enumerate(lines):
@@ -261,7 +258,7 @@ class _Records:
                 read += len(line)
                 self.reach(read)
                 if not self.count and line.lstrip().startswith(b"["):
-                    rest = await blocking(self.source.read)
+                    rest = await output.blocking(self.source.read)
                     yield "the list", b"".join([*lines[at:], rest])
                     return
                 if line.strip():

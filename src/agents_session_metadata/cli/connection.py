@@ -1,0 +1,321 @@
+"""The options that say which database a command uses, and what happens when the command runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+from agents_session_metadata import errors
+from agents_session_metadata.keys import AGENT, normalize_agent
+
+from .app import DatabaseOption
+from .options import PAIRS, Whole, flag, parse_pairs, parse_value, usage
+from .output import NothingFoundError, no_session, show, write_json
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from agents_session_metadata.catalog import SessionCatalog
+
+Command: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
+
+_option = partial(click.option, cls=DatabaseOption)
+_json = flag("--json", "as_json", help="Print one JSON document.")
+_by = click.option(
+    "--by", help="SESSION is a value of this key, such as title, that one session has."
+)
+_url = _option(
+    "--url",
+    envvar="AGENT_SESSIONS_URL",
+    show_envvar=True,
+    help="Database URL, such as sqlite:///chat.db. Other users can see it in the process list: "
+    "put a URL with a password into AGENT_SESSIONS_URL.",
+)
+_scope = _option(
+    "--scope",
+    multiple=True,
+    metavar=PAIRS,
+    help="Restrict the command to sessions with this value; repeatable. VALUE is parsed as JSON: "
+    "123 means the number; for the string, write '\"123\"' with its quotes.",
+)
+_limits = (
+    _option("--max-keys", type=Whole(1), help="Maximum number of metadata keys per session."),
+    _option("--max-key-length", type=Whole(1, 255), help="Maximum length of a metadata key."),
+    _option("--max-value-bytes", type=Whole(1), help="Maximum size of a metadata value."),
+)
+_create = _option("--create-tables", is_flag=True, help="Create missing tables first.")
+_tables = (
+    _option("--sessions-table", default="agent_sessions", help="Name of the SDK's sessions table."),
+    _option("--messages-table", default="agent_messages", help="Name of the SDK's messages table."),
+    _option(
+        "--metadata-table",
+        help="Name of the metadata table. Default: the sessions table's name and _metadata.",
+    ),
+)
+_timeout = partial(
+    _option,
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    help="Fail if the command takes longer.",
+)
+
+
+@dataclass(kw_only=True)
+class Database:
+    """The database options of a command."""
+
+    url: str | None
+    sessions_table: str
+    messages_table: str
+    metadata_table: str | None
+    scope: Sequence[str] = ()
+    create_tables: bool = False
+    max_keys: int | None = None
+    max_key_length: int | None = None
+    max_value_bytes: int | None = None
+    timeout: float | None = None
+    json_errors: bool = False
+    """Whether an error is also printed to stdout, as JSON."""
+    engine: AsyncEngine | None = None
+    """Set as soon as the database is opened."""
+
+    @property
+    def names(self) -> Any:
+        from agents_session_metadata.core.features import table_names
+
+        return table_names(self.sessions_table, self.messages_table, self.metadata_table)
+
+    @asynccontextmanager
+    async def open(
+        self, *, create_tables: bool = False, **engine_options: Any
+    ) -> AsyncIterator[SessionCatalog]:
+        """Opens the catalog, without importing the SDK, which takes long."""
+        from agents_session_metadata.catalog import SessionCatalog
+        from agents_session_metadata.scope import own_store
+        from agents_session_metadata.types import MetadataLimits
+
+        scope = parse_pairs(self.scope, "--scope")
+        given = {name: getattr(self, name) for name in MetadataLimits.__dataclass_fields__}
+        limits = MetadataLimits(**{name: most for name, most in given.items() if most is not None})
+        self.engine = self._engine(engine_options)
+        try:
+            store = own_store(
+                self.engine,
+                self.names,
+                create_tables=create_tables or self.create_tables,
+                limits=limits,
+            )
+            catalog = SessionCatalog._sharing(store, ensure_ascii=True)
+            yield catalog.scoped(scope) if scope else catalog
+        finally:
+            await self.engine.dispose()
+
+    def _engine(self, engine_options: dict[str, Any]) -> AsyncEngine:
+        import logging
+        from pathlib import Path
+
+        from agents_session_metadata.dialects import urls
+
+        if not self.url:
+            usage("no database is given; pass --url, or set AGENT_SESSIONS_URL")
+        is_file = "://" not in self.url and self.url.endswith((".db", ".sqlite", ".sqlite3"))
+        engine = urls.create_engine(
+            f"sqlite:///{self.url}" if is_file else self.url, engine_options
+        )
+        file, url = urls.file_of(engine.url), engine.url
+        # Of user:p@ss@host, SQLAlchemy takes ss@host for the host, and errors would show it.
+        if "@" in (url.host or "") or (file is None and "@" in (url.database or "")):
+            usage("the URL has an unescaped @ in the user name or the password; write it as %40")
+        if file is not None and not self.create_tables and not Path(file).exists():
+            # SQLite would create an empty database for a misspelled name.
+            advice = "check the URL, or create the database with --create-tables"
+            raise click.ClickException(f"there is no file {file}; {advice}")
+        # After Ctrl-C, the pool would log each connection that it cannot close with a traceback.
+        logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
+        return engine
+
+
+def database_options(
+    *,
+    by: bool = False,
+    scope: bool = True,
+    limits: bool = False,
+    timeout: float | None = None,
+    has_json: bool = True,
+    serves: bool = False,
+) -> Callable[[Command], Callable[..., None]]:
+    """Adds --json and the options of a database, and runs the command, a coroutine function.
+
+    The command receives a `Database` as its first argument. This is the decorator next to it, so
+    that help shows its own options first.
+
+    Args:
+        by: Adds --by, for a command with the argument `session` or `sessions`.
+        scope: Adds --scope and --create-tables.
+        limits: Adds the limits for metadata, for a command that stores some.
+        timeout: The default of --timeout.
+        has_json: Whether there is --json.
+        serves: The command runs until it is stopped, without --json and --timeout.
+    """
+    added = [_json] if has_json and not serves else []
+    added += [*([_by] if by else []), _url, *([_scope] if scope else [])]
+    added += [*(_limits if limits else []), *([_create] if scope else []), *_tables]
+    added += [] if serves else [_timeout(default=timeout)]
+
+    def decorate(function: Command) -> Callable[..., None]:
+        @wraps(function)
+        def command(**params: Any) -> None:
+            import asyncio
+
+            names = Database.__dataclass_fields__.keys() & params.keys()
+            database = Database(**{name: params.pop(name) for name in names})
+            params.pop("as_json", None)  # `show` looks at it
+            asyncio.run(_run(function, database, params))
+
+        for add in reversed(added):
+            command = add(command)
+        return command
+
+    return decorate
+
+
+async def _run(function: Command, database: Database, params: dict[str, Any]) -> None:
+    """Runs a command.
+
+    The first Ctrl-C cancels the command, so that transactions, connections and files are closed.
+    The process then ends without waiting for threads: one may be blocked in reading stdin.
+    """
+    import asyncio
+
+    if database.timeout is not None and not params.get("test"):
+        # The limit is for the database, not for imports.
+        import agents_session_metadata.catalog  # noqa: F401
+
+    others = {*threading.enumerate()}
+    task = asyncio.ensure_future(_completed(function, database, params))
+    loop, exit_at_once = asyncio.get_running_loop(), click.get_current_context().obj
+    is_interrupted = False
+
+    def interrupt(_number: int, _frame: object) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.signal(signal.SIGINT, exit_at_once)  # for the second Ctrl-C
+        loop.call_soon_threadsafe(task.cancel)
+
+    is_ours = signal.getsignal(signal.SIGINT) is exit_at_once
+    if is_ours:
+        signal.signal(signal.SIGINT, interrupt)
+    await asyncio.wait({task}, timeout=database.timeout)
+    if is_ours:
+        signal.signal(signal.SIGINT, exit_at_once)
+    if is_interrupted:
+        os._exit(130)
+    if not task.done():
+        # A thread or a task still waits for the database and would keep the process alive.
+        late = click.ClickException(f"the database did not answer within {database.timeout:g} s")
+        _report(late, database).show()
+        sys.stdout.flush()
+        os._exit(1)
+    # A driver's thread may still have to tell the loop that it could not connect.
+    for thread in {*threading.enumerate()} - others:
+        if not thread.name.startswith("asyncio"):
+            thread.join(timeout=1)
+    task.result()
+
+
+async def _completed(function: Command, database: Database, params: dict[str, Any]) -> None:
+    try:
+        by = params.pop("by", None)
+        if by is not None:
+            await _resolve(database, by, params)
+        await function(database, **params)
+    except click.exceptions.Exit:
+        raise
+    except NothingFoundError as error:
+        await show(error.document, message=str(error), code=1)
+    except errors.SessionNotFoundError as error:
+        await show(message=no_session(error.session_id), code=1)
+    except Exception as error:
+        failure = error if isinstance(error, click.ClickException) else _failure(error, database)
+        if failure is None:
+            raise
+        raise _report(failure, database) from None
+
+
+async def _resolve(database: Database, by: str, params: dict[str, Any]) -> None:
+    """Replaces the values under the key of --by with the ids of the sessions that have them."""
+    name = "sessions" if "sessions" in params else "session"
+    texts = params[name] if name == "sessions" else [params[name]]
+    found = []
+    async with database.open() as catalog:
+        for text in texts:
+            if text is None:
+                usage("--by requires SESSION")
+            value = normalize_agent(text) if by == AGENT else parse_value(text)
+            page = await catalog.list_sessions({by: {"$eq": value}}, limit=2, keys=[])
+            if len(page.sessions) != 1:
+                problem = "more than one session has" if page.sessions else "no session has"
+                advice = "pass the session id without --by"
+                raise click.ClickException(f"{problem} {by}={text}; {advice}")
+            found.append(page.sessions[0].session_id)
+    params[name] = found if name == "sessions" else found[0]
+
+
+def _report(failure: click.ClickException, database: Database) -> click.ClickException:
+    if database.json_errors:
+        write_json({"error": failure.message})
+    return failure
+
+
+def _failure(error: Exception, database: Database) -> click.ClickException | None:
+    sentence, is_usage = str(error), isinstance(error, (ValueError, OverflowError))
+    if isinstance(error, errors.TablesMissingError):
+        sentence, can_create, _ = sentence.partition("; create with create_tables=True")
+        if can_create:
+            sentence += "; pass --create-tables, or run the SQL of `agent-sessions ddl --upgrade`"
+    elif isinstance(error, errors.InvalidCursorError):
+        sentence = "--cursor is not valid here; pass the cursor that the page before printed, "
+        sentence += "with the same filter, order and scope"
+    elif isinstance(error, errors.SessionMetadataError):
+        is_usage = isinstance(error, (errors.InvalidFilterError, errors.UnsupportedDialectError))
+        sentence = sentence.replace("SessionRuns.discard", "`agent-sessions discard`")
+    elif database.engine and (problem := _database_problem(error, database.engine)):
+        sentence, is_usage = problem, False
+    elif isinstance(error, TypeError) and sentence.startswith("connect() got an unexpected"):
+        is_usage = True
+        sentence = f"the driver does not know an option of the URL ({sentence})"
+    elif isinstance(error, ImportError) and error.name in {"jinja2", "uvicorn"}:
+        sentence = f"agent-sessions web requires {error.name}; {errors.install_advice('web')}"
+    elif not is_usage and not (isinstance(error, ImportError) and "; install agents-" in sentence):
+        return None
+    if is_usage:
+        return click.UsageError(sentence, click.get_current_context(silent=True))
+    return click.ClickException(sentence)
+
+
+def _database_problem(error: Exception, engine: AsyncEngine) -> str | None:
+    from agents_session_metadata.dialects import urls
+
+    cause = urls.database_cause(error)
+    if cause is None:
+        return None
+    reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
+    if isinstance(cause, OSError) and cause.errno in errno.errorcode and cause.strerror:
+        reason = cause.strerror
+    if engine.url.password:
+        reason = reason.replace(str(engine.url.password), "***")
+    details = "".join(f"; {each}" for each in getattr(error, "detail", ()))
+    advice = "check the URL and the server, then run `agent-sessions doctor`"
+    if urls.is_unavailable(error):
+        advice = f"try again later, or {advice}"
+    return f"database error at {urls.shown_url(engine.url)}: {reason}{details}; {advice}"
