@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -17,9 +17,8 @@ from .options import confirm, flag, usage
 from .output import NothingFoundError, Pages, Table, counted, show, shown
 
 if TYPE_CHECKING:
-    from agents_session_metadata.runs.approvals import RunInfo
+    from agents_session_metadata import RunInfo
 
-_STATUSES = ("running", "waiting", "interrupted", "failed")
 _call_argument = click.argument("call", required=False, help="The call id; or pass --all.")
 _all_option = flag("--all", "every", help="Every call that has no decision.")
 _as_option = click.option("--as", "by_name", help="Who decides; stored with the decision.")
@@ -30,12 +29,13 @@ _as_option = click.option("--as", "by_name", help="Who decides; stored with the 
 @options.filters
 @options.pages("runs", 20)
 @database_options()
-async def runs(database: Database, status: str | None, where: Any, pages: Pages) -> None:
+async def runs(database: Database, status: Any, where: Any, pages: Pages) -> None:
     """List runs that work, wait for an approval, were interrupted or failed, newest first."""
-    from agents_session_metadata.runs.runs import SessionRuns
+    from agents_session_metadata import RunStatus, SessionRuns
 
-    if status not in (None, *_STATUSES):
-        usage(f"--status must be one of {', '.join(_STATUSES)}, got {shown(status)}")
+    statuses = get_args(RunStatus)
+    if status not in (None, *statuses):
+        usage(f"--status must be one of {', '.join(statuses)}, got {shown(status)}")
     header = ("session", "call", "tool", "arguments", "decision", "status", "started")
     async with database.open() as catalog:
         read = partial(SessionRuns(catalog).list, status, where)
@@ -90,7 +90,7 @@ async def discard(database: Database, session: str, yes: bool) -> None:
 
     Its messages stay. Calls without an output are removed.
     """
-    from agents_session_metadata.runs.runs import SessionRuns
+    from agents_session_metadata import SessionRuns
 
     await confirm(f"Discard the run of session {shown(session)}?", yes=yes)
     async with database.open() as catalog:
@@ -104,7 +104,7 @@ async def discard(database: Database, session: str, yes: bool) -> None:
 async def _decide(
     database: Database, session: str, call: str | None, every: bool, **decision: Any
 ) -> None:
-    from agents_session_metadata.runs.runs import SessionRuns
+    from agents_session_metadata import SessionRuns
 
     if (call is None) is not every:
         usage("pass either the id of a call or --all; `agent-sessions runs` lists the calls")
