@@ -83,73 +83,36 @@ class Reader:
 
         By activity, a second or third one may be needed.
         """
-        if ordering.column != "updated_at":
-            return self._sorted(condition, ordering, limit, after, details, None) or []
-        return self._chooser(condition, (ordering.descending, after is None)).read(
-            limit,
-            partial(self._sorted, condition, ordering, limit, after, details),
-            partial(self._walked, condition, ordering, limit, after, details),
-        )
-
-    def _sorted(
-        self,
-        condition: Condition,
-        ordering: Ordering,
-        limit: int,
-        after: SessionPosition | None,
-        details: Details,
-        bounds: Bounds | None,
-    ) -> list[FoundSession] | None:
-        """With bounds, returns None if more than a few sessions match."""
         parameters: Parameters = {"limit": limit, **details.parameters(self.database.dialect)}
         if ordering.key is not None:
             parameters["order_key"] = ordering.key
         if after is not None:
-            parameters |= after.parameters()
-            if ordering.key is not None:
-                value = after.value or (MISSING[ordering.descending], b"")
-                parameters["after_key"], parameters["after_rest"] = value
-        if bounds is not None:
-            parameters |= bounds.parameters
-        ask = partial(
-            self.queries.query,
-            Builder.page,
-            condition,
-            parameters,
-            ordering=ordering.shape,
-            beyond=after is not None,
-            details=details.shape,
-            few=bounds is not None,
-        )
+            value = after.value or (MISSING[ordering.descending], b"")
+            parameters |= {**after.parameters(), "after_key": value[0], "after_rest": value[1]}
+        shape = _shape(ordering, after, details)
 
-        if bounds is not None:
-            return _if_few(self.connection.execute(*ask(pieces=1)))
+        def sort(bounds: Bounds | None) -> list[FoundSession] | None:
+            ask = partial(self.queries.query, Builder.page, condition, few=bounds is not None)
+            if bounds is not None:
+                query = ask({**parameters, **bounds.parameters}, pieces=1, **shape)
+                return _if_few(self.connection.execute(*query))
 
-        def read(pieces: int) -> list[FoundSession]:
-            return collect(self.connection.execute(*ask(pieces=pieces)))
+            def read(pieces: int) -> list[FoundSession]:
+                return collect(self.connection.execute(*ask(parameters, pieces=pieces, **shape)))
 
-        return self._in_whole_order(read, lambda found: found.position.value)
+            return self._in_whole_order(read, lambda found: found.position.value)
+
+        if ordering.column != "updated_at":
+            return sort(None) or []
+        chooser = self._chooser(condition, (ordering.descending, after is None))
+        return chooser.read(limit, sort, partial(self._walked, condition, parameters, shape))
 
     def _walked(
-        self,
-        condition: Condition,
-        ordering: Ordering,
-        limit: int,
-        after: SessionPosition | None,
-        details: Details,
-        bounds: Bounds,
+        self, condition: Condition, parameters: Parameters, shape: dict[str, Any], bounds: Bounds
     ) -> list[FoundSession] | None:
         """Returns None if the walk has ended at its bound."""
-        parameters: Parameters = {"limit": limit, **details.parameters(self.database.dialect)}
-        query = self.queries.query(
-            WalkBuilder.walk,
-            condition,
-            {**parameters, **bounds.parameters, **({} if after is None else after.parameters())},
-            WalkBuilder,
-            ordering=ordering.shape,
-            beyond=after is not None,
-            details=details.shape,
-        )
+        bound = {**parameters, **bounds.parameters}
+        query = self.queries.query(WalkBuilder.walk, condition, bound, WalkBuilder, **shape)
         result = self.connection.execute(*query)
         names, rows = list(result.keys()), result.all()
         place = names.index("beyond")
@@ -175,7 +138,8 @@ class Reader:
             return _if_few(self.connection.execute(*query))
 
         def walk(bounds: Bounds) -> list[FoundSession] | None:
-            found = self._walked(condition, NEWEST_FIRST, _TIED, None, NO_METADATA, bounds)
+            shape = _shape(NEWEST_FIRST, None, NO_METADATA)
+            found = self._walked(condition, {"limit": _TIED}, shape, bounds)
             if not found:
                 return found
             newest = found[0].position.time
@@ -246,6 +210,10 @@ class Reader:
             if not longest:
                 return found
             pieces = longest // length + 1
+
+
+def _shape(ordering: Ordering, after: SessionPosition | None, details: Details) -> dict[str, Any]:
+    return {"ordering": ordering.shape, "beyond": after is not None, "details": details.shape}
 
 
 async def read_sessions(database: Database, work: Callable[[Reader], T]) -> T:
