@@ -45,7 +45,8 @@ class CatalogStore(Store[TContext]):
     """An implementation of `chatkit.store.Store` in the database of a catalog.
 
     For a thread, an item or an attachment outside the scope, each method behaves as if it did not
-    exist. If a thread does not exist, methods raise ChatKit's `NotFoundError`.
+    exist: it raises ChatKit's `NotFoundError`, or if it deletes, does nothing. Ids of items and
+    attachments have 1 to 255 characters of UTF-8 without NUL; other ids raise `ValueError`.
 
     Use one store per application, not one per request: it keeps the loaded state of each thread
     object, and `save_thread` writes the difference.
@@ -109,12 +110,7 @@ class CatalogStore(Store[TContext]):
     async def load_thread(self, thread_id: str, context: TContext) -> ThreadMetadata:
         """A thread by its id.
 
-        Returns:
-            The thread. For a session that ChatKit did not create, `created_at` is that of the
-            session, in UTC.
-
-        Raises:
-            NotFoundError: If there is no such session.
+        For a session that ChatKit did not create, `created_at` is that of the session, in UTC.
         """
         catalog = self._within(context)
         info = await catalog.get_session(thread_id, keys=[TITLE, CHATKIT], on_corrupt=_leave_out)
@@ -196,10 +192,6 @@ class CatalogStore(Store[TContext]):
 
         The newest vote on an item counts. Read votes with `SessionCatalog.feedback`;
         `SessionCatalog.statistics` counts them. They are neither copied nor exported.
-
-        Raises:
-            NotFoundError: If there is no such thread.
-            ValueError: If the id of an item cannot be stored.
         """
         catalog = self._within(context)
         with _not_found():
@@ -220,7 +212,7 @@ class CatalogStore(Store[TContext]):
         come first.
 
         Raises:
-            NotFoundError: If there is no such thread, or it has no item `after`.
+            NotFoundError: If the thread has no item `after`.
             ValueError: If `limit` is less than 1, or `order` is neither of the two.
         """
         catalog, most = self._within(context), min(limit, LONGEST_PAGE)
@@ -239,9 +231,7 @@ class CatalogStore(Store[TContext]):
         the store gives each of them a new one.
 
         Raises:
-            NotFoundError: If there is no such thread.
-            ValueError: If the item's id exists, is empty, too long, or not UTF-8 without NUL, or if
-                the item names another thread.
+            ValueError: If the item's id exists, or the item names another thread.
         """
         if item.id == FAKE_RESPONSES_ID:
             # A copy: ChatKit's server still has to find the item by its id.
@@ -253,18 +243,12 @@ class CatalogStore(Store[TContext]):
         """Replace an item where it stands, or append it.
 
         Raises:
-            NotFoundError: If there is no such thread.
-            ValueError: If the item's id is empty, too long, or not UTF-8 without NUL, or if the
-                item names another thread.
+            ValueError: If the item names another thread.
         """
         await self._write_item(thread_id, item, context, adds=False)
 
     async def load_item(self, thread_id: str, item_id: str, context: TContext) -> ThreadItem:
-        """One item of a thread.
-
-        Raises:
-            NotFoundError: If there is no such thread or item.
-        """
+        """One item of a thread."""
         found = await transactions.read_item(self._within(context), thread_id, item_id)
         if found is None:
             raise _missing("item", item_id)
@@ -286,10 +270,9 @@ class CatalogStore(Store[TContext]):
         deleted.
 
         Raises:
-            SessionPausedError: If a run is paused, and the item is the newest one, of an earlier
-                request.
-            ValueError: If the answer in the history is encrypted, and the item is the newest one,
-                of an earlier request. Or if rewinding would separate items that belong together.
+            SessionPausedError: If a run is paused, as described above.
+            ValueError: If the answer is encrypted, as described above, or if rewinding would
+                separate items that belong together.
         """
         catalog, is_own = self._within(context), self._own_items.has(thread_id, item_id)
         if await transactions.delete_item(catalog, thread_id, item_id, is_own=is_own):
@@ -301,12 +284,8 @@ class CatalogStore(Store[TContext]):
         """Create or replace an attachment.
 
         An attachment stores the values of the scope, because it is uploaded before the thread
-        exists. An attachment with a `thread_id` has the owner of its thread, and is
-        deleted with it.
-
-        Raises:
-            NotFoundError: If its id belongs to another user, or the thread does not exist.
-            ValueError: If its id is empty, too long, or not UTF-8 without NUL.
+        exists. An attachment with a `thread_id` has the owner of its thread, and is deleted with
+        it. If its id belongs to another user, `NotFoundError` is raised.
         """
         catalog, data = self._within(context), _stored_text(attachment)
         with _not_found():
@@ -317,18 +296,14 @@ class CatalogStore(Store[TContext]):
             raise _missing("attachment", attachment.id)
 
     async def load_attachment(self, attachment_id: str, context: TContext) -> Attachment:
-        """An attachment by its id.
-
-        Raises:
-            NotFoundError: If there is none in the scope.
-        """
+        """An attachment by its id."""
         found = await transactions.read_attachment(self._within(context), attachment_id)
         if found is None:
             raise _missing("attachment", attachment_id)
         return cast("Attachment", _ATTACHMENT.validate_json(found))
 
     async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
-        """Delete the record of an attachment, if it exists in the scope."""
+        """Delete the record of an attachment, if it exists."""
         await transactions.delete_attachment(self._within(context), attachment_id)
 
     async def purge_attachments(self, *, older_than: timedelta) -> list[Attachment]:
