@@ -14,12 +14,12 @@ from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from agents_session_metadata.core.change_log import note
+from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import CORE
 from agents_session_metadata.core.features import features, in_use
 from agents_session_metadata.core.messages import in_order
 from agents_session_metadata.core.rows import delete_sessions, elements_of, lock_sessions, rows_of
 from agents_session_metadata.core.tables import SessionTables
-from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.dialects.codes import packet_advice
 from agents_session_metadata.errors import (
@@ -47,17 +47,14 @@ _BATCH_SIZE = 2**21
 
 
 def read_records(
-    store: ScopedStore,
-    condition: Condition,
-    after: SessionPosition | None,
-    connection: Connection,
+    store: ScopedStore, condition: Condition, after: SessionPosition | None, connection: Connection
 ) -> tuple[list[FoundSession], list[dict[str, Any]]]:
     from .records import FORMAT  # pydantic takes long to import
 
     database = store.database
     found = Reader(database, connection).page(condition, WALK, limit=EXPORTED, after=after)
     ids = [each.info.session_id for each in found]
-    histories = _read_histories(connection, database.tables, database.dialect, ids)
+    histories = _read_histories(database, connection, ids)
     records: list[dict[str, Any]] = [
         {
             "format": FORMAT,
@@ -83,15 +80,16 @@ def _without_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_histories(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
+    database: Database, connection: Connection, ids: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
     from .records import dump_item
 
     # The sessions' own ids: on MySQL, a message can have its id in another case.
-    own_id, messages = tables.sessions.c.session_id, tables.messages
+    sessions, messages = database.tables.sessions, database.tables.messages
+    own_id, moment = sessions.c.session_id, database.dialect.moment
     statement = (
-        select(own_id, dialect.moment.of(messages.c.created_at), messages.c.message_data)
-        .join_from(tables.sessions, messages, own_id == messages.c.session_id)
+        select(own_id, moment.of(messages.c.created_at), messages.c.message_data)
+        .join_from(sessions, messages, own_id == messages.c.session_id)
         .where(own_id.in_(ids))
         .order_by(own_id, *in_order(messages))
     )
@@ -126,6 +124,7 @@ class NewSession:
         )
 
 
+@dataclass
 class Import:
     """Writes records, many in one transaction, as if each had one of its own.
 
@@ -134,22 +133,15 @@ class Import:
     number of records done.
     """
 
-    def __init__(
-        self,
-        store: ScopedStore,
-        on_conflict: OnConflict,
-        ensure_ascii: bool,  # in the order of `import_sessions`
-        on_invalid: Callable[[Exception], object] | None,
-        progress: Callable[[int], object] | None,
-    ) -> None:
-        self._store = store
-        self._on_conflict = on_conflict
-        self._ensure_ascii = ensure_ascii
-        self._on_invalid = on_invalid
-        self._progress = progress or (lambda _: None)
-        self._batch: dict[str, tuple[int, NewSession]] = {}
-        self._size, self._limit = 0, 1
-        self.written: int = 0
+    store: ScopedStore
+    on_conflict: OnConflict
+    ensure_ascii: bool
+    on_invalid: Callable[[Exception], object] | None
+    progress: Callable[[int], object] | None
+    written: int = 0
+    _batch: dict[str, tuple[int, NewSession]] = field(default_factory=dict)
+    _size: int = 0
+    _limit: int = 1
 
     async def run(
         self, records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
@@ -170,13 +162,15 @@ class Import:
                 if len(self._batch) >= self._limit or self._size >= _BATCH_SIZE:
                     await self._flush()
                     self._limit = min(_BATCH, max(1, position // 4))
-                    self._progress(position)
+                    if self.progress is not None:
+                        self.progress(position)
         except Exception:
             # Records before the one that failed are in, whatever failed.
             await self._flush()
             raise
         await self._flush()
-        self._progress(position)
+        if self.progress is not None:
+            self.progress(position)
         return self.written
 
     async def _flush(self) -> None:
@@ -184,7 +178,7 @@ class Import:
         if not batch:
             return
         for name in {CORE, *(name for _, session in batch for name in session.parts)}:
-            await self._store.database.ensure(name)
+            await self.store.database.ensure(name)
         try:
             self.written += await self._write([session for _, session in batch])
             return
@@ -212,25 +206,24 @@ class Import:
         return await self._write([session])
 
     async def _write(self, sessions: list[NewSession]) -> int:
-        store = self._store
-        tables, dialect = store.database.tables, store.database.dialect
-        # Rows are locked in the order of their ids, by everybody.
+        store, database = self.store, self.store.database
+        # Every writer locks rows in the order of their ids.
         sessions = sorted(sessions, key=attrgetter("session_id"))
         ids = [session.session_id for session in sessions]
 
         def write(connection: Connection) -> int:
-            stored = lock_sessions(store.database, connection, ids)
+            stored = lock_sessions(database, connection, ids)
             if len(ids) > 1 and not stored.issubset(ids):
                 # Each is written alone: it is not known which of them is stored in another case.
                 raise SessionExistsError(min(stored.difference(ids)))
             existing = (stored.intersection(ids) or set(ids)) if stored else set()
-            if existing and self._on_conflict == "error":
+            if existing and self.on_conflict == "error":
                 raise SessionExistsError(min(existing))
-            if existing and self._on_conflict == "replace":
+            if existing and self.on_conflict == "replace":
                 for session_id in sorted(existing):
                     if not store.admits(connection, session_id):
                         raise SessionNotFoundError(session_id)
-                delete_sessions(store.database, connection, sorted(stored))
+                delete_sessions(database, connection, sorted(stored))
                 existing = set()
             new = []
             for session in sessions:
@@ -238,31 +231,31 @@ class Import:
                     continue
                 if store.admits_new(connection, session.session_id):
                     new.append(session)
-                elif self._on_conflict != "skip":
+                elif self.on_conflict != "skip":
                     raise SessionExistsError(session.session_id)
             if not new:
                 return 0
-            _insert_sessions(connection, tables, dialect, new)
+            _insert_sessions(database, connection, new)
             for feature in features():
                 parts = {each.session_id: each.parts.get(feature.name) for each in new}
                 if any(parts.values()):
-                    feature.load(store.database, connection, parts)
-            for feature in in_use(store.database, connection):
-                feature.added(store.database, connection, [each.session_id for each in new])
+                    feature.load(database, connection, parts)
+            for feature in in_use(database, connection):
+                feature.added(database, connection, [each.session_id for each in new])
             return len(new)
 
-        return await store.database.write(write)
+        return await database.write(write)
 
     def _parse(self, record: object) -> NewSession:
         from .records import parse_record
 
         parsed, parts = parse_record(record)
-        metadata = self._store.encode_new(_without_run(parsed.metadata))
+        metadata = self.store.encode_new(_without_run(parsed.metadata))
         check_id(parsed.session_id)
         items = []
         for index, item in enumerate(parsed.items):
             path = f"$.items[{index}]"
-            text = item.stored_text(path, ensure_ascii=self._ensure_ascii)
+            text = item.stored_text(path, ensure_ascii=self.ensure_ascii)
             if not is_text(text):
                 raise invalid_record(path, "must not contain lone surrogates or NUL")
             items.append((self._time(item.created_at, f"{path}.created_at"), text))
@@ -277,15 +270,15 @@ class Import:
 
     def _time(self, moment: datetime, path: str) -> Any:
         try:
-            return self._store.database.dialect.time_to_store(moment.astimezone(timezone.utc))
+            return self.store.database.dialect.time_to_store(moment.astimezone(timezone.utc))
         except (OverflowError, ValueError) as error:
             raise invalid_record(path, str(error)) from None
 
     def _refuse(self, position: int, error: SessionMetadataError | ValueError) -> None:
         error.args = (f"record {position} (index {position - 1}): {error}",)
-        if self._on_invalid is None:
+        if self.on_invalid is None:
             raise error
-        self._on_invalid(error)
+        self.on_invalid(error)
 
     def _tell_place(self, position: int, error: DBAPIError) -> None:
         place = f"the import stopped at record {position} (index {position - 1})"
@@ -304,13 +297,12 @@ async def _each(
             yield record
 
 
-def _insert_sessions(
-    connection: Connection, tables: SessionTables, dialect: Dialect, new: Sequence[NewSession]
-) -> None:
+def _insert_sessions(database: Database, connection: Connection, new: Sequence[NewSession]) -> None:
     """Inserts sessions, and deletes metadata that earlier sessions with their ids have left.
 
     Raises IntegrityError if a session exists.
     """
+    tables, dialect = database.tables, database.dialect
     dialect.discard_plans(connection)
     columns = "session_id", "created_at", "updated_at"
     own = [{name: getattr(each, name) for name in columns} for each in new]
