@@ -10,11 +10,10 @@ from typing import Any, TypeAlias
 
 from chatkit.types import ThreadMetadata
 
-from agents_session_metadata.types import JSONValue
-
 from .thread_fields import State, state_of
 
-Scope: TypeAlias = Mapping[str, JSONValue]
+Scope: TypeAlias = Mapping[str, Any]
+"""What restricts a catalog: its `scope`."""
 
 _REMEMBERED = 10_000
 """The number of created threads that a store remembers."""

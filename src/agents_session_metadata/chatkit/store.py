@@ -15,13 +15,19 @@ from chatkit.store import NotFoundError, Store, StoreItemType, TContext
 from chatkit.types import Attachment, Page, ThreadItem, ThreadMetadata
 from pydantic import BaseModel, TypeAdapter
 
-from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
+from agents_session_metadata import (
+    FeedbackKind,
+    JSONValue,
+    Metadata,
+    SessionCatalog,
+    SessionExistsError,
+    SessionInfo,
+    SessionNotFoundError,
+    SQLAlchemyMetadataSession,
+)
 from agents_session_metadata.keys import CHATKIT, TITLE
-from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import escaped, quoted
 from agents_session_metadata.threads import transactions
-from agents_session_metadata.types import FeedbackKind, JSONValue, Metadata, SessionInfo
 
 from .request_memory import KnownThreads, OwnItems
 from .thread_fields import assigned, state_of, thread_of, write_changes
@@ -133,9 +139,8 @@ class CatalogStore(Store[TContext]):
             ValueError: If its id is not valid for a session.
         """
         catalog = self._within(context)
-        scope = catalog._store.scope.values
         after, before = state_of(thread), self._known.state_of(thread)
-        if before is None and not self._known.was_created(scope, thread.id):
+        if before is None and not self._known.was_created(catalog.scope, thread.id):
             created: Metadata = {CHATKIT: {}}
             write_changes(created, {}, after)
             try:
@@ -143,7 +148,7 @@ class CatalogStore(Store[TContext]):
             except SessionExistsError:
                 pass
             else:
-                self._known.remember(thread, created_in=scope)
+                self._known.remember(thread, created_in=catalog.scope)
                 return
         if before is None:
             before = assigned(thread)
