@@ -9,7 +9,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from agents_session_metadata.dialects.codes import error_code, is_transient
+from agents_session_metadata.dialects.codes import TRANSIENT, error_code
 
 
 class Call(NamedTuple):
@@ -66,7 +66,7 @@ class Journal:
         @event.listens_for(engine.sync_engine, "handle_error")
         def count(context: Any) -> None:
             error = context.sqlalchemy_exception
-            if isinstance(error, DBAPIError) and is_transient(error):
+            if isinstance(error, DBAPIError) and error_code(error) in TRANSIENT:
                 self.retried[str(error_code(error))] += 1
 
 

@@ -27,11 +27,12 @@ from sqlalchemy.util import greenlet_spawn
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect, Existing
 from agents_session_metadata.dialects.codes import (
-    is_creation_race,
-    is_denied,
-    is_held,
-    is_lost_statement,
-    is_transient,
+    CREATION_RACE,
+    DENIED,
+    HELD,
+    LOST_STATEMENT,
+    TRANSIENT,
+    error_code,
 )
 from agents_session_metadata.dialects.urls import check_loop
 from agents_session_metadata.errors import TablesMissingError
@@ -228,7 +229,7 @@ class Database:
                 groups = [CORE, error.group]
                 continue
             except DBAPIError as error:
-                race = preparing and (is_creation_race(error) or is_held(error))
+                race = preparing and error_code(error) in CREATION_RACE | HELD
                 if delay is None or not (race or self._is_worth_retrying(error, pooled=pooled)):
                     if not (prepare or preparing):
                         await self._explain(error)
@@ -294,7 +295,7 @@ class Database:
     async def _explain(self, error: DBAPIError) -> None:
         """Raises `TablesMissingError` if the SDK's tables are missing, which explains an error."""
         is_explained = isinstance(error, (OperationalError, ProgrammingError))
-        if not is_explained or error.connection_invalidated or is_transient(error):
+        if not is_explained or error.connection_invalidated or error_code(error) in TRANSIENT:
             return
 
         def find(connection: Connection) -> list[str]:
@@ -311,10 +312,10 @@ class Database:
 
     def _is_worth_retrying(self, error: DBAPIError, *, pooled: bool) -> bool:
         """`pooled` is the state when it began: several operations can meet a new pooler at once."""
-        if is_lost_statement(error) and not pooled:
+        if error_code(error) in LOST_STATEMENT and not pooled:
             self._state.pooled = True
             return True
-        return is_transient(error)
+        return error_code(error) in TRANSIENT
 
     async def _prepare(self, group: str) -> None:
         def prepare(connection: Connection) -> None:
@@ -358,7 +359,7 @@ class Database:
         try:
             create_missing(connection, self.names, group)
         except DBAPIError as error:
-            if not is_denied(error):
+            if error_code(error) not in DENIED:
                 raise
             if missing:
                 problem = (

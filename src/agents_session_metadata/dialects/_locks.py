@@ -25,10 +25,6 @@ ROUNDS = 10
 """Attempts to lock a row that others create and delete in the meantime."""
 
 
-def lost_race(what: str) -> RuntimeError:
-    return RuntimeError(f"{what} was created and deleted by others {ROUNDS} times; try again")
-
-
 class LockedSession(NamedTuple):
     """The result of locking a row. `stored` is None if there is none, so nothing is locked.
 

@@ -275,15 +275,13 @@ class MySQL(Dialect):
     def existing(
         self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
     ) -> Existing:
-        ours = "table_schema = coalesce(:schema, database()) AND table_name IN :names"
-        views = {
-            "tables": "''",
-            **({"columns": "column_name", "statistics": "index_name"} if parts else {}),
-        }
+        views = {"tables": "''", "columns": "column_name", "statistics": "index_name"}
         # Reading further columns would open each table of the schema.
         selects = [
-            f"SELECT table_name, {part} FROM information_schema.{view} WHERE {ours}"  # noqa: S608
+            f"SELECT table_name, {part} FROM information_schema.{view}"  # noqa: S608
+            " WHERE table_schema = coalesce(:schema, database()) AND table_name IN :names"
             for view, part in views.items()
+            if parts or view == "tables"
         ]
         query = text(" UNION ALL ".join(selects)).bindparams(bindparam("names", expanding=True))
         parameters = {"schema": connection.schema_for_object(sessions), "names": list(names)}

@@ -197,19 +197,8 @@ class PostgreSQL(Dialect):
         self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
     ) -> Existing:
         tables = [Table(name, MetaData(), schema=sessions.schema) for name in names]
-        query = (
-            f"SELECT t.place, ARRAY({_PARTS}) FROM"  # noqa: S608
-            # With OFFSET, each name is looked up once.
-            " (SELECT place, to_regclass(name) AS oid FROM unnest(CAST(:names AS text[]))"
-            " WITH ORDINALITY n (name, place) OFFSET 0) t"
-            f" WHERE has_table_privilege(t.oid, 'select') AND {_BESIDE}"
-        )
-        parameters: dict[str, Any] = {
-            "names": [qualified_text(connection, table) for table in tables],
-            "sessions": qualified_text(connection, sessions),
-            "parts": parts,
-        }
-        found: Any = connection.execute(text(query), parameters)
+        given = [qualified_text(connection, table) for table in tables]
+        found = self.ask(connection, sessions, _EXISTING, names=given, parts=parts)
         return {names[int(place) - 1]: frozenset(map(str.lower, own)) for place, own in found}
 
     @contextmanager
@@ -268,22 +257,22 @@ class PostgreSQL(Dialect):
         return declared, effective
 
 
-_PARTS = (
+_EXISTING = (
+    "SELECT t.place, ARRAY("
     "SELECT CAST(a.attname AS text) FROM pg_attribute a"
     " WHERE :parts AND a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped"
     " UNION ALL SELECT CAST(c.relname AS text) FROM pg_index i JOIN pg_class c"
     " ON c.oid = i.indexrelid WHERE :parts AND i.indrelid = t.oid"
-)
-"""Selects the columns and indexes of a table `t.oid`."""
-
-_BESIDE = (
-    "EXISTS (SELECT FROM pg_class r WHERE r.oid = t.oid AND (r.relnamespace IN"
-    " ((SELECT s.relnamespace FROM pg_class s WHERE s.oid = to_regclass(:sessions)),"
+    # With OFFSET, each name is looked up once.
+    ") FROM (SELECT place, to_regclass(name) AS oid FROM unnest(CAST(:names AS text[]))"
+    " WITH ORDINALITY n (name, place) OFFSET 0) t WHERE has_table_privilege(t.oid, 'select')"
+    " AND EXISTS (SELECT FROM pg_class r WHERE r.oid = t.oid AND (r.relnamespace IN"
+    " ((SELECT s.relnamespace FROM pg_class s WHERE s.oid = to_regclass(:table)),"
     " to_regnamespace(quote_ident(current_schema()))) OR EXISTS (SELECT FROM pg_constraint c"
-    " WHERE c.contype = 'f' AND c.conrelid = r.oid AND c.confrelid = to_regclass(:sessions))))"
+    " WHERE c.contype = 'f' AND c.conrelid = r.oid AND c.confrelid = to_regclass(:table))))"
 )
-"""Holds for a table `t.oid` in the schema of the sessions table or in that in which tables are
-created, and for a table that refers to the sessions table."""
+"""Selects tables in the schema of the sessions table or in that in which tables are created, and
+tables that refer to the sessions table."""
 
 
 class _Texts(TypeDecorator[Any]):

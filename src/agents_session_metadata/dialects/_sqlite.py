@@ -23,7 +23,6 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
-    text,
     type_coerce,
     update,
 )
@@ -215,20 +214,8 @@ class SQLite(Dialect):
     def existing(
         self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
     ) -> Existing:
-        master = f"{self.schema_of(connection, sessions)}sqlite_master"
-        query = f"SELECT type, tbl_name, name FROM {master} WHERE type <> 'view'"  # noqa: S608
-        parameters = {}
-        if parts:
-            # A virtual table can be of a module that this process does not have.
-            query += (
-                f" UNION ALL SELECT 'column', m.name, c.name FROM (SELECT name FROM {master}"  # noqa: S608
-                " WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
-                " AND lower(name) IN (SELECT lower(value) FROM json_each(:names))) m"
-                " JOIN pragma_table_info(m.name, :schema) c"
-            )
-            schema = connection.schema_for_object(sessions)
-            parameters = {"names": json.dumps(list(names)), "schema": schema}
-        found: Any = connection.execute(text(query), parameters).all()
+        given = {"names": json.dumps(list(names)), "parts": parts}
+        found = self.ask(connection, sessions, _EXISTING, **given).all()
         triggers = {name: frozenset[str]() for kind, _, name in found if kind == "trigger"}
         tables = [(table, name) for kind, table, name in found if kind != "trigger"]
         return {**triggers, **by_table(names, tables)}
@@ -238,6 +225,16 @@ class SQLite(Dialect):
             return super().table_bytes(connection, table)
         except OperationalError:  # SQLite is compiled without dbstat.
             return None
+
+
+_EXISTING = (
+    "SELECT type, tbl_name, name FROM {schema}sqlite_master WHERE type <> 'view'"
+    " UNION ALL SELECT 'column', m.name, c.name FROM (SELECT name FROM {schema}sqlite_master"
+    # A virtual table can be of a module that this process does not have.
+    " WHERE :parts AND type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
+    " AND lower(name) IN (SELECT lower(value) FROM json_each(:names))) m"
+    " JOIN pragma_table_info(m.name, :schema) c"
+)
 
 
 def _configure_connection(connection: Any, _record: object) -> None:

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 from sqlalchemy.exc import DBAPIError
 
-_TRANSIENT = {
+TRANSIENT = {
     *(5, 6),  # SQLITE_BUSY, SQLITE_LOCKED
     *("40001", "40P01"),  # serialization failure, deadlock
     *(1213, 1205, 1020),  # deadlock, lock wait timeout, changed since the snapshot
     1047,  # a Galera node is not ready
 }
-_HELD = {5, 6, "55P03", 1205, 3572}
-_CREATION_RACE = {
+HELD = {5, 6, "55P03", 1205, 3572}
+"""Another transaction has locked a row or a table."""
+CREATION_RACE = {
     # duplicate table, object and column, and the unique index of the catalog behind them
     *("42P07", "42710", "42701", "23505"),
     # table, trigger, index or column exists; duplicate foreign key, in its two forms; deadlock;
     # no such table, when another process has just given it its name
     *(1050, 1359, 1061, 1060, 1826, 1005, 1684, 1213, 1146),
 }
-_DENIED = {
+"""A CREATE failed because another process ran the same one first."""
+DENIED = {
     8,  # SQLITE_READONLY
     *("42501", "25006"),  # insufficient privilege, replica
     *(1044, 1142, 1290),  # denied on a database or a table, read-only server
 }
-_LOST_STATEMENT = {"26000"}
+"""The user or the server may not alter tables."""
+LOST_STATEMENT = {"26000"}
+"""A pooler has prepared the statement on another connection."""
 _PACKET = {1153, 2006, 2013}
 
 
@@ -40,30 +44,6 @@ def error_code(error: DBAPIError) -> object:
     number = cause.args[0] if cause is not None and cause.args else None
     # On MySQL, the SQLSTATE of many errors is that of all others.
     return number if isinstance(number, int) else getattr(cause, "sqlstate", None)
-
-
-def is_transient(error: DBAPIError) -> bool:
-    return error_code(error) in _TRANSIENT
-
-
-def is_held(error: DBAPIError) -> bool:
-    """Another transaction has locked a row or a table."""
-    return error_code(error) in _HELD
-
-
-def is_creation_race(error: DBAPIError) -> bool:
-    """A CREATE failed because another process ran the same one first."""
-    return error_code(error) in _CREATION_RACE
-
-
-def is_denied(error: DBAPIError) -> bool:
-    """The user or the server may not alter tables."""
-    return error_code(error) in _DENIED
-
-
-def is_lost_statement(error: DBAPIError) -> bool:
-    """A pooler has prepared the statement on another connection."""
-    return error_code(error) in _LOST_STATEMENT
 
 
 def packet_advice(error: DBAPIError) -> str:

@@ -54,7 +54,7 @@ from agents_session_metadata.core.messages import delete_messages
 from agents_session_metadata.core.store import check_options
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects.codes import is_held
+from agents_session_metadata.dialects.codes import HELD, error_code
 from agents_session_metadata.errors import (
     KeyReusedError,
     LeaseLostError,
@@ -625,7 +625,7 @@ class RunClaim:
             if found is not None and self._database.has_tables(connection, RUNS):
                 connection.execute(self._sql.lock_run_now, own)
         except DBAPIError as error:
-            if is_held(error):
+            if error_code(error) in HELD:
                 raise _HeldError from error
             raise
         if found is None:

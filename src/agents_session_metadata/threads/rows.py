@@ -42,7 +42,7 @@ from agents_session_metadata.core.definitions import (
 )
 from agents_session_metadata.core.messages import newest_id
 from agents_session_metadata.core.store import SessionStore
-from agents_session_metadata.dialects._locks import ROUNDS, lost_race
+from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.text import quoted
 
 THREADS = "threads"
@@ -230,7 +230,10 @@ class Attachments:
             # The one that prevented the insert may have been deleted since.
             if found is not None:
                 return found
-        raise lost_race(f"attachment {quoted(attachment.attachment_id)}")
+        name = quoted(attachment.attachment_id)
+        raise RuntimeError(
+            f"attachment {name} was created and deleted by others {ROUNDS} times; try again"
+        )
 
     def update(self, attachment: AttachmentRow) -> None:
         own = self._table.c.attachment_id == attachment.attachment_id
