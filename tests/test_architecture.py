@@ -23,7 +23,7 @@ from agents.extensions.memory import SQLAlchemySession
 from agents.memory import OpenAIResponsesCompactionSession
 
 import agents_session_metadata
-from agents_session_metadata import _sdk, session_tables
+from agents_session_metadata import SQLAlchemyMetadataSession, _sdk, session_tables
 from agents_session_metadata.dialects import DIALECTS, sqltypes
 from agents_session_metadata.dialects.urls import EXTRAS
 
@@ -149,6 +149,37 @@ def test_imports_point_down() -> None:
                 yield each
 
     assert broken(upwards) == {}
+
+
+# Public modules, and what a door may import besides: the one that it stands on.
+PUBLIC = {"errors", "keys", "text", "types", "values"}
+BESIDES = {"http": set(), "mcp": set(), "web": {"http"}, "chatkit": {"threads"}}
+BOUND = {"http"}
+
+
+def private_names() -> set[str]:
+    """The private attributes of catalogs and sessions."""
+    session = SQLAlchemyMetadataSession.from_url("chat", url="sqlite://")
+    objects = session, session.catalog
+    names = [name for each in objects for name in (*dir(each), *vars(each))]
+    return {name for name in names if re.match("_[a-z]", name)}
+
+
+def test_doors_use_the_public_api_only() -> None:
+    """An application can write a door of its own with the names that those of this package use."""
+    private, public = private_names(), {*agents_session_metadata.__all__}
+
+    def below(name: str) -> Iterator[str]:
+        allowed = {part(name), *PUBLIC, *BESIDES[part(name)]}
+        for node in ast.walk(TREES[name]):
+            if isinstance(node, ast.ImportFrom) and part(node.module or "") == NAME:
+                module = part(str(node.module).removeprefix(NAME).lstrip("."))
+                names = {alias.name for alias in node.names} - {*PUBLIC, *public}
+                yield from names if not module else {module} - allowed
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self":
+                yield from {node.attr} & private
+
+    assert broken(below, [name for name in MODULES if part(name) in BOUND]) == {}
 
 
 def test_modules_do_not_import_each_other_in_circles() -> None:

@@ -16,7 +16,6 @@ from sqlalchemy import event
 
 import agents_session_metadata
 from agents_session_metadata import SessionCatalog, SessionRuns
-from agents_session_metadata.idempotency.feature import once
 
 PACKAGE = str(Path(agents_session_metadata.__file__).parent)
 
@@ -66,7 +65,7 @@ async def test_first_use_of_healthy_tables(database: Database):
         lambda catalog: catalog.set_metadata("chat", {"title": "Lisbon"}),
         lambda catalog: catalog.usage(),
         lambda catalog: SessionRuns(catalog).decisions("chat"),
-        lambda catalog: once(catalog._store, "chat", uuid4().hex, "0" * 64, lambda _: "done"),
+        lambda catalog: catalog.add_items("chat", [], key=uuid4().hex),
     ):
         counts = []
         catalog = SessionCatalog(database.engine(), create_tables=True)

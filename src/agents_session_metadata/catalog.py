@@ -610,6 +610,7 @@ class SessionCatalog:
         initial: bool = False,
         keys: Iterable[str] | None = None,
         on_corrupt: OnCorrupt | None = None,
+        on_poll: Callable[[], object] | None = None,
     ) -> AsyncGenerator[SessionChange, None]:
         """Iterate over changes to the most recently active matching sessions, by any writer.
 
@@ -633,6 +634,8 @@ class SessionCatalog:
             keys: The metadata keys to read and compare; all stored keys by default.
             on_corrupt: Called in each poll with a `CorruptMetadataError` for each stored value that
                 is not valid JSON, instead of raising it.
+            on_poll: Called after each poll and its changes. Once it was called, no later change is
+                missed: a stream of events can tell its client that it follows.
 
         Returns:
             An iterator without an end. Call `aclose()`, or cancel the task, to end it.
@@ -644,12 +647,12 @@ class SessionCatalog:
             TypeError: If `keys` is a bare string.
             ValueError: If `limit` is out of range, or `interval` is not positive.
         """
-        from .watch import poll_changes, watch_sessions
+        from .watch import watch_sessions
 
         check_limit(limit, LONGEST_PAGE)
         if not interval > 0:
             raise ValueError(f"interval must be positive, got {interval}")
-        polls = poll_changes(
+        return watch_sessions(
             self._store,
             self._store.condition(where),
             limit=limit,
@@ -657,8 +660,8 @@ class SessionCatalog:
             initial=initial,
             keys=storable_keys(keys),
             on_corrupt=on_corrupt,
+            on_poll=on_poll,
         )
-        return watch_sessions(polls)
 
     async def count_sessions(self, where: Where | None = None) -> int:
         """Count matching sessions.
@@ -1414,14 +1417,6 @@ class SessionCatalog:
                 next(iter(self._store.scope.values)),
                 f"{method} needs a catalog without a scope: it concerns all sessions",
             )
-
-
-def check_catalog(catalog: object, get_scope: object = None) -> None:
-    """Checks the arguments of what stands on a catalog. `get_scope` returns a caller's scope."""
-    if not isinstance(catalog, SessionCatalog):
-        raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
-    if get_scope is not None and not callable(get_scope):
-        raise TypeError(f"scope must be a function or None, got {type(get_scope).__name__}")
 
 
 def _derived_id(values: Mapping[str, EncodedValue], attempt: int) -> str:

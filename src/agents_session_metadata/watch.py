@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import TypeAlias
+from collections.abc import AsyncGenerator, Callable
 
 from .query.details import Details
 from .query.logic import Condition
@@ -15,28 +13,20 @@ from .query.pages import FoundSession, OnCorrupt, Reader, read_sessions
 from .scope import ScopedStore
 from .types import SessionChange, SessionInfo
 
-Changes: TypeAlias = "AsyncGenerator[SessionChange, None]"
-
 _NEWEST = Ordering.parse("-updated_at")
 
 
-async def watch_sessions(polls: AsyncGenerator[list[SessionChange], None]) -> Changes:
-    async with aclosing(polls):
-        async for changes in polls:
-            for change in changes:
-                yield change
-
-
-async def poll_changes(
+async def watch_sessions(
     store: ScopedStore,
     condition: Condition,
     *,
-    limit: int = 100,
-    interval: float = 2.0,
-    initial: bool = False,
-    keys: tuple[str, ...] | None = None,
-    on_corrupt: OnCorrupt | None = None,
-) -> AsyncGenerator[list[SessionChange], None]:
+    limit: int,
+    interval: float,
+    initial: bool,
+    keys: tuple[str, ...] | None,
+    on_corrupt: OnCorrupt | None,
+    on_poll: Callable[[], object] | None,
+) -> AsyncGenerator[SessionChange, None]:
     """Yields the changes since the last poll: removed sessions first, the newest session last."""
 
     def read(reader: Reader) -> list[FoundSession]:
@@ -55,8 +45,11 @@ async def poll_changes(
                 changes.append(SessionChange("added", info))
             elif known[session_id][0] != state:
                 changes.append(SessionChange("changed", info))
-        yield changes if initial else []
+        for change in changes if initial else ():
+            yield change
         known, initial = found, True
+        if on_poll is not None:
+            on_poll()
         await asyncio.sleep(interval)
 
 

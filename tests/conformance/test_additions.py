@@ -17,11 +17,11 @@ from sqlalchemy import event, inspect, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from agents_session_metadata import SessionCatalog, SessionRuns, TablesMissingError
+from agents_session_metadata import ItemInfo, SessionCatalog, SessionRuns, TablesMissingError
 from agents_session_metadata.core.features import table_names
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.doctor import upgrade
-from agents_session_metadata.idempotency.feature import once
+from agents_session_metadata.idempotency.feature import append_once
 from agents_session_metadata.types import JSONValue
 from conformance import raw
 from conformance.old_layout import ADDED, ADDED_INDEXES, OWN, create_old, write_old
@@ -48,9 +48,9 @@ async def indexed(engine: AsyncEngine, end: str) -> list[list[str]]:
     return [index["column_names"] for index in found]
 
 
-async def answer_once(catalog: SessionCatalog) -> JSONValue:
-    """Uses the table of answers to requests with a key, as the HTTP interface does."""
-    return await once(catalog._store, "chat", "another", "1" * 64, lambda _: "done")
+async def answer_once(catalog: SessionCatalog) -> list[ItemInfo]:
+    """Uses the table of answers to requests with a key."""
+    return await append_once(catalog._store, "chat", "another", [], lambda _: [])
 
 
 async def test_columns_and_indexes_are_added_when_their_feature_is_first_used(engine):
@@ -72,7 +72,7 @@ async def test_columns_and_indexes_are_added_when_their_feature_is_first_used(en
     for end, added in ADDED.items():
         assert added <= await columns(engine, end)
 
-    assert await answer_once(catalog) == "done"
+    assert await answer_once(catalog) == []
     for end, column in ADDED_INDEXES.items():
         assert [column] in await indexed(engine, end)
     assert await missing(engine) == []
@@ -122,7 +122,7 @@ async def test_without_create_tables_metadata_history_and_indexes_need_nothing(e
     page = await catalog.list_sessions(count_items=True)
     assert {each.session_id: each.item_count for each in page} == {"chat": 1, "other": 1}
     await catalog.fork_session("other", "copy")
-    assert await answer_once(catalog) == "done"  # Only an index is missing.
+    assert await answer_once(catalog) == []  # Only an index is missing.
     for session_id in ("chat", "other", "copy"):
         assert await catalog.delete_session(session_id)
     assert await raw.count_rows(engine, f"{OWN}_runs") == 0
@@ -265,7 +265,7 @@ async def test_a_user_who_may_not_alter_tables(engine, shared_database):
     try:
         catalog = SessionCatalog(restricted, create_tables=True)
         await catalog.set_metadata("chat", {"title": "Porto"})
-        assert await answer_once(catalog) == "done"  # Only an index is missing.
+        assert await answer_once(catalog) == []  # Only an index is missing.
         with pytest.raises(TablesMissingError, match="agent-sessions ddl --upgrade") as caught:
             await catalog.usage()
         assert caught.value.tables == (f"{OWN}_usage.exact_cost",)

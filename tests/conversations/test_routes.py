@@ -305,6 +305,26 @@ async def test_an_append_with_a_key_takes_effect_once(catalog):
         assert await raw.count_rows(catalog.engine, table) == 0
 
 
+async def test_a_key_that_version_0_2_stored_takes_effect_once(catalog):
+    """Its rows contain the whole answer that its client saw."""
+    await catalog.create_session("s", metadata={"owner_id": "u1"})
+    at = "/conversations/s/items"
+    body = {"items": [user("a"), {**user("é"), "id": "msg_own"}]}
+    async with raw_client(mounted(catalog)) as client:
+        first = await client.post(at, json=body, headers={"idempotency-key": "k"})
+        assert first.status_code == 200
+        await raw.execute(
+            catalog.engine,
+            "UPDATE agent_sessions_metadata_idempotency SET answer = :answer",
+            answer=json.dumps(first.json()),
+        )
+        again = await client.post(at, json=body, headers={"idempotency-key": "k"})
+        assert (again.status_code, again.content) == (200, first.content)
+        refused = await client.post(at, json={"items": []}, headers={"idempotency-key": "k"})
+        assert refused.status_code == 422
+    assert len(await catalog.session("s").get_items()) == 2
+
+
 MISSING, WRONG = "missing_required_parameter", "invalid_type"
 
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agents_session_metadata.catalog import SessionCatalog, check_catalog
+from agents_session_metadata import SessionCatalog
 from agents_session_metadata.errors import InvalidFilterError
 from agents_session_metadata.types import JSONObject
 
@@ -93,6 +93,13 @@ def sessions_app(
         document(ROUTES),
         Streams(max_streams, max_streams_per_scope),
     )
+
+
+def check_catalog(catalog: object, get_scope: object) -> None:
+    if not isinstance(catalog, SessionCatalog):
+        raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
+    if get_scope is not None and not callable(get_scope):
+        raise TypeError(f"scope must be a function or None, got {type(get_scope).__name__}")
 
 
 class HTTPApp:

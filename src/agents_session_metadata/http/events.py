@@ -8,14 +8,13 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.types import SessionChange
-from agents_session_metadata.watch import poll_changes
+from agents_session_metadata import SessionCatalog, SessionChange
 
 from .requests import APIError
 
@@ -32,19 +31,17 @@ _QUEUED = 1_000
 class _Poll:
     """One poll of a scope and filter, for all streams that follow it."""
 
-    def __init__(self, polls: Any) -> None:
+    def __init__(self, changes: Any, is_ready: asyncio.Event) -> None:
         self.queues: set[asyncio.Queue[SessionChange | None]] = set()
-        self.is_ready = asyncio.Event()
-        self.task = asyncio.ensure_future(self._run(polls))
+        self.is_ready = is_ready
+        self.task = asyncio.ensure_future(self._run(changes))
 
-    async def _run(self, polls: Any) -> None:
+    async def _run(self, changes: Any) -> None:
         try:
-            async for changes in polls:
-                self.is_ready.set()
+            async for change in changes:
                 for queue in list(self.queues):
                     try:
-                        for change in changes:
-                            queue.put_nowait(change)
+                        queue.put_nowait(change)
                     except asyncio.QueueFull:  # noqa: PERF203  # of one client
                         self._end(queue)
         except Exception:
@@ -78,25 +75,24 @@ class Streams:
         show: Callable[[Any], Mapping[str, Any]],
         on_corrupt: Any,
     ) -> Response:
-        store = catalog._store
-        scope = json.dumps(store.scope.values, sort_keys=True)
-        is_full = bool(store.scope) and self._open_in[scope] >= self._most_per_scope
+        scope = json.dumps(catalog.scope, sort_keys=True)
+        is_full = bool(catalog.scope) and self._open_in[scope] >= self._most_per_scope
         if is_full or self._open >= self._most:
             headers = {"Retry-After": "5"}
             raise APIError(503, "Too many streams are open.", code="streams", headers=headers)
-        loop = asyncio.get_running_loop()
-        key = scope, json.dumps(where, sort_keys=True), loop
-        polls = poll_changes(
-            store, store.condition(where), interval=INTERVAL, on_corrupt=on_corrupt
+        key = scope, json.dumps(where, sort_keys=True), asyncio.get_running_loop()
+        is_ready = asyncio.Event()
+        changes = catalog.watch(
+            where, interval=INTERVAL, on_corrupt=on_corrupt, on_poll=is_ready.set
         )
-        return _EventStream(self, key, polls, show)
+        return _EventStream(self, key, partial(_Poll, changes, is_ready), show)
 
 
 class _EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
-    def __init__(self, streams: Streams, key: Any, polls: Any, show: Any) -> None:
-        self._streams, self._key, self._polls, self._show = streams, key, polls, show
+    def __init__(self, streams: Streams, key: Any, poll: Callable[[], _Poll], show: Any) -> None:
+        self._streams, self._key, self._poll, self._show = streams, key, poll, show
         self._queue: asyncio.Queue[SessionChange | None] = asyncio.Queue(_QUEUED)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(self._texts(), headers=headers)
@@ -105,7 +101,7 @@ class _EventStream(StreamingResponse):
         streams, key = self._streams, self._key
         poll = streams._polls.get(key)
         if poll is None or poll.task.done():
-            poll = streams._polls[key] = _Poll(self._polls)
+            poll = streams._polls[key] = self._poll()
         poll.queues.add(self._queue)
         streams._open += 1
         streams._open_in[key[0]] += 1

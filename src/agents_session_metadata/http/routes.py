@@ -15,8 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from agents_session_metadata import keys
-from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata import ItemInfo, SessionCatalog, SessionInfo, keys
 from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
@@ -28,7 +27,7 @@ from agents_session_metadata.errors import (
     TablesMissingError,
 )
 from agents_session_metadata.text import quoted
-from agents_session_metadata.types import ItemInfo, JSONObject, SessionInfo
+from agents_session_metadata.types import JSONObject
 from agents_session_metadata.values import id_problem
 
 from . import requests

@@ -71,68 +71,54 @@ async def append_once(
     texts: Sequence[str],
     append: Callable[[Connection], list[ItemInfo]],
 ) -> list[ItemInfo]:
-    """Appends items, unless the key is known; returns the items that were appended with it."""
+    """Appends items, unless the key is known; returns the items that were appended with it.
+
+    Raises `KeyReusedError` if the key belongs to other items.
+    """
     problem = id_problem(key)
     if problem is not None:
         raise ValueError(f"key {quoted(key)} {problem}")
-
-    def work(connection: Connection) -> str:
-        added = append(connection)
-        return json.dumps([[info.item_id, info.created_at.isoformat()] for info in added])
-
-    request_hash = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-    answer = json.loads(await once(store, session_id, key, request_hash, work))
-    if isinstance(answer, dict):
-        answer = [_place_of(item["id"]) for item in answer["data"]]
-    return [
-        ItemInfo(item_id, datetime.fromisoformat(at), json.loads(text))
-        for (item_id, at), text in zip(answer, texts, strict=True)
-    ]
-
-
-def _place_of(public_id: str) -> tuple[int, str]:
-    """Reads an answer of version 0.2.0, which has the ids that its HTTP clients saw, and no times.
-
-    The row is 0 if they saw the item's own id, which is part of the text.
-    """
-    made = re.fullmatch(r"[a-z]+_asm([0-9]+)", public_id)
-    return int(made[1]) if made else 0, datetime.fromtimestamp(0, timezone.utc).isoformat()
-
-
-async def once(
-    store: ScopedStore,
-    session_id: str,
-    key: str,
-    request_hash: str,
-    work: Callable[[Connection], str],
-) -> str:
-    """Runs work that writes to a session, unless the key is known; returns its answer.
-
-    Raises `KeyReusedError` if the key belongs to a request with another hash.
-    """
     database = store.database
     if id_problem(session_id) is not None:
         raise SessionNotFoundError(session_id)
     await database.ensure(IDEMPOTENCY)
     [table] = database.tables.group(IDEMPOTENCY).tables
     now = database.dialect.now()
+    request_hash = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
-    def run(connection: Connection) -> str:
+    def run(connection: Connection) -> list[ItemInfo]:
         store.require(connection, session_id)
         own = and_(table.c.session_id == session_id, table.c.request_key == key)
         old = table.c.answered_at < now - _KEPT
         known = select(table.c.request_hash, table.c.answer).where(own, not_(old))
         found = connection.execute(known).first()
         if found is None:
-            answer = work(connection)
+            added = append(connection)
             connection.execute(delete(table).where(own))
             sweep_keys(connection, table.c.request_key, old, _SWEPT)
+            answer = json.dumps([[info.item_id, info.created_at.isoformat()] for info in added])
             row = {"session_id": session_id, "request_key": key, "request_hash": request_hash}
             connection.execute(insert(table).values(**row, answer=answer, answered_at=now))
-            return answer
+            return added
         if found.request_hash != request_hash:
             raise KeyReusedError(session_id, key)
-        stored: str = found.answer
-        return stored
+        return [
+            ItemInfo(item_id, datetime.fromisoformat(at), json.loads(text))
+            for (item_id, at), text in zip(_places(found.answer), texts, strict=True)
+        ]
 
     return await database.write(run)
+
+
+def _places(answer: str) -> list[tuple[int, str]]:
+    """Returns the rows and times of items.
+
+    An answer of version 0.2.0 has no times, and the ids that its HTTP clients saw. The row is 0 if
+    that was the item's own id, with which the same answer is made again.
+    """
+    places = json.loads(answer)
+    if isinstance(places, list):
+        return places
+    made = [re.fullmatch(r"[a-z]+_asm([0-9]+)", item["id"]) for item in places["data"]]
+    unknown = datetime.fromtimestamp(0, timezone.utc).isoformat()
+    return [(int(found[1]) if found else 0, unknown) for found in made]

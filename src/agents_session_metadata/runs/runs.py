@@ -12,7 +12,7 @@ from agents import Agent, RunResultStreaming, TResponseInputItem
 from sqlalchemy import Connection
 from typing_extensions import Unpack
 
-from agents_session_metadata.catalog import SessionCatalog, check_catalog
+from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import (
     RunInterruptedError,
     RunNotFoundError,
@@ -96,7 +96,8 @@ class SessionRuns:
         encrypt: Cipher | None = None,
         decrypt: Cipher | None = None,
     ) -> None:
-        check_catalog(catalog)
+        if not isinstance(catalog, SessionCatalog):
+            raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
         for name, value in (("lease", lease), ("keep", keep)):
             if not isinstance(value, timedelta):
                 raise TypeError(f"{name} must be a timedelta, got {type(value).__name__}")

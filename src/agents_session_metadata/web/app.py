@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from agents_session_metadata.catalog import SessionCatalog, check_catalog
+from agents_session_metadata import SessionCatalog
 from agents_session_metadata.errors import (
     InvalidCursorError,
     SessionBusyError,
@@ -26,6 +26,7 @@ from agents_session_metadata.http.app import (
     MAX_STREAMS_PER_SCOPE,
     GetScope,
     HTTPApp,
+    check_catalog,
     scoped_catalog,
 )
 from agents_session_metadata.http.events import Streams
