@@ -138,3 +138,21 @@ def test_arguments(catalog: SessionCatalog):
         catalog.watch({"a": {"$unknown": 1}})
     with pytest.raises(TypeError):
         catalog.watch(keys="title")
+
+
+async def test_on_poll_tells_when_no_later_change_is_missed(catalog):
+    await catalog.create_session("a")
+    follows, seen = asyncio.Event(), []
+
+    async def follow():
+        async with aclosing(catalog.watch(interval=POLL, on_poll=follows.set)) as changes:
+            async for change in changes:
+                seen.append((change.kind, change.session.session_id))
+                return
+
+    task = asyncio.create_task(follow())
+    await asyncio.wait_for(follows.wait(), 20)
+    assert seen == []
+    await catalog.create_session("b")
+    await asyncio.wait_for(task, 20)
+    assert seen == [("added", "b")]
