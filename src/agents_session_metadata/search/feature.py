@@ -7,7 +7,7 @@
 
 The words of items are written in the transaction that writes the items. An item without a row was
 written by others: it gets one from the search that meets it, or from `refresh`. Only one process at
-a time fills. A row is deleted with its item, whoever deletes that.
+a time fills. A row is deleted with its item, by any program.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class TextIndex(Index):
         if not await self.database.read(has_tables):
             return False
         dropped = await self.database.write(self._leave)
-        # If somebody creates the index again meanwhile, a search adds what is deleted too much.
+        # If another process creates the index again in the meantime, a search adds lost rows.
         while dropped and await self.database.write(self._empty):
             pass
         return dropped
@@ -296,7 +296,7 @@ async def fill_met(database: Database, words: Mapping[int, str], *, advances: bo
 
     def fill(connection: Connection) -> None:
         index = TextIndex(database)
-        # If somebody else fills, the rows may be there already.
+        # If another process fills, the rows may be there already.
         if index.lock(connection, waits=False) is not None:
             index.add(connection, words)
             if advances:

@@ -105,7 +105,7 @@ class HitReader:
         is_small = ids is not None and sum(items for _, _, items in sessions) <= FEW
         hits = merge(
             self._items(after, ids, is_small=is_small, native=native > 0),
-            self._pages(SearchBuilder.titles, self._found_title, Way.ALL, after, titled),
+            self._read(Way.ALL, after, titled, titles=True),
             key=lambda found: found.position,
             reverse=True,
         )
@@ -138,30 +138,27 @@ class HitReader:
         return int(count) <= most
 
     def _read(
-        self, way: Way, after: HitPosition | None, ids: list[str] | None, window: int = 0
-    ) -> Stream:
-        return self._pages(SearchBuilder.hits, self._found, way, after, ids, window)
-
-    def _pages(
         self,
-        build: Callable[..., Any],
-        to_found: Callable[[Any], Candidate],
         way: Way,
         after: HitPosition | None,
         ids: list[str] | None,
         window: int = 0,
+        *,
+        titles: bool = False,
     ) -> Stream:
+        build = SearchBuilder.titles if titles else SearchBuilder.hits
+        candidate = self._title_candidate if titles else self._item_candidate
         limit = self.limit + 1
         more = ids != []
         while more:
             rows = self._ask(build, way, after, ids, limit=limit, window=window)
-            found = [to_found(row) for row in rows]
+            found = [candidate(row) for row in rows]
             yield from (each for each in found if each.hit is not None)
             after = found[-1].position if found else after
             more, limit = len(found) == limit, _NEXT
         return after
 
-    def _found(self, row: Any) -> Candidate:
+    def _item_candidate(self, row: Any) -> Candidate:
         time, item_id, session_id, created_at, data, holds, has_row, title = row
         position = HitPosition(time, int(item_id), False, session_id)
         item = _json(data)
@@ -177,7 +174,7 @@ class HitReader:
         hit = SearchHit(session_id, position.item_id, created_at, role, *match, item)
         return Candidate(position, hit)
 
-    def _found_title(self, row: Any) -> Candidate:
+    def _title_candidate(self, row: Any) -> Candidate:
         time, item_id, session_id, moment, value = row
         title = _json(value)
         match = self.query.match(title) if isinstance(title, str) else None
@@ -283,15 +280,12 @@ async def search(
     searching, found, complete = result
     if searching.to_write or searching.advances:
         await fill_met(database, searching.to_write, advances=searching.advances)
+    next_cursor = None
+    if len(found) > limit:
+        last = found[limit - 1].position
+        next_cursor = seal([str(last.time), *last[1:]], question)
     hits = [each.hit for each in found[:limit] if each.hit is not None]
-    more = len(found) > limit
-    return SearchPage(
-        hits, _encode(found[limit - 1].position, question) if more else None, complete
-    )
-
-
-def _encode(position: HitPosition, question: Any) -> str:
-    return seal([str(position.time), *position[1:]], question)
+    return SearchPage(hits, next_cursor, complete)
 
 
 def _decode(cursor: str, question: Any, database: Database) -> HitPosition:

@@ -222,7 +222,7 @@ class SearchBuilder(Builder):
         return self._dialect.one_of(session_id, "ids", shape.sessions)
 
     def _can_match(self, search_key: Any) -> ColumnElement[bool]:
-        """Holds for titles with a word of the query. Only those in plain ASCII can be told."""
+        """Holds for titles with a word of the query. Titles that are not ASCII all count."""
         lower, is_ascii = self._dialect.text_search.plain(search_key)
         is_whole = func.length(search_key) < literal_number(SEARCH_KEY_BYTES)
         word: Any = bindparam("title_word", type_=String)

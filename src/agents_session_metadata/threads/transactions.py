@@ -210,7 +210,7 @@ def _message_of(question: ItemRow, history: list[ItemInfo]) -> int | None:
     end = question.history_end
     if end not in [each.item_id for each in history]:
         end = 0  # There was none, or the history was replaced since, by compaction for example.
-    # Others may have written meanwhile, in another tab or by another program.
+    # Another tab or another program may have written in the meantime.
     since = [each for each in history if each.item_id > end and is_user_message(each.item)]
     text = _text(json.loads(question.data).get("content"))
     asked = [each for each in since if _text(each.item.get("content")) == text] or since
