@@ -109,12 +109,8 @@ class Database:
         limits = MetadataLimits(**{name: most for name, most in given.items() if most is not None})
         self.engine = self._engine(engine_options)
         try:
-            store = own_store(
-                self.engine,
-                self.names,
-                create_tables=create_tables or self.create_tables,
-                limits=limits,
-            )
+            creates = create_tables or self.create_tables
+            store = own_store(self.engine, self.names, create_tables=creates, limits=limits)
             catalog = SessionCatalog._sharing(store, ensure_ascii=True)
             yield catalog.scoped(scope) if scope else catalog
         finally:
@@ -129,9 +125,8 @@ class Database:
         if not self.url:
             usage("no database is given; pass --url, or set AGENT_SESSIONS_URL")
         is_file = "://" not in self.url and self.url.endswith((".db", ".sqlite", ".sqlite3"))
-        engine = urls.create_engine(
-            f"sqlite:///{self.url}" if is_file else self.url, engine_options
-        )
+        given = f"sqlite:///{self.url}" if is_file else self.url
+        engine = urls.create_engine(given, engine_options)
         file, url = urls.file_of(engine.url), engine.url
         # Of user:p@ss@host, SQLAlchemy takes ss@host for the host, and errors would show it.
         if "@" in (url.host or "") or (file is None and "@" in (url.database or "")):
@@ -154,18 +149,12 @@ def database_options(
     has_json: bool = True,
     serves: bool = False,
 ) -> Callable[[Command], Callable[..., None]]:
-    """Adds --json and the options of a database, and runs the command, a coroutine function.
+    """Adds the options of a database to a coroutine function, which receives a `Database`.
 
-    The command receives a `Database` as its first argument. This is the decorator next to it, so
-    that help shows its own options first.
-
-    Args:
-        by: Adds --by, for a command with the argument `session` or `sessions`.
-        scope: Adds --scope and --create-tables.
-        limits: Adds the limits for metadata, for a command that stores some.
-        timeout: The default of --timeout.
-        has_json: Whether there is --json.
-        serves: The command runs until it is stopped, without --json and --timeout.
+    This is the decorator next to the function, so that help shows the command's own options first.
+    `by` adds --by, for a command with the argument `session` or `sessions`, `scope` also adds
+    --create-tables, `limits` is for a command that stores metadata, and a command that `serves` has
+    neither --json nor --timeout.
     """
     added = [_json] if has_json and not serves else []
     added += [*([_by] if by else []), _url, *([_scope] if scope else [])]
@@ -254,11 +243,9 @@ async def _completed(function: Command, database: Database, params: dict[str, An
 
 async def _resolve(database: Database, by: str, params: dict[str, Any]) -> None:
     """Replaces the values under the key of --by with the ids of the sessions that have them."""
-    name = "sessions" if "sessions" in params else "session"
-    texts = params[name] if name == "sessions" else [params[name]]
     found = []
     async with database.open() as catalog:
-        for text in texts:
+        for text in params.get("sessions") or [params["session"]]:
             if text is None:
                 usage("--by requires SESSION")
             value = normalize_agent(text) if by == AGENT else parse_value(text)
@@ -268,7 +255,7 @@ async def _resolve(database: Database, by: str, params: dict[str, Any]) -> None:
                 advice = "pass the session id without --by"
                 raise click.ClickException(f"{problem} {by}={text}; {advice}")
             found.append(page.sessions[0].session_id)
-    params[name] = found if name == "sessions" else found[0]
+    params.update({"sessions": found} if "sessions" in params else {"session": found[0]})
 
 
 def _report(failure: click.ClickException, database: Database) -> click.ClickException:

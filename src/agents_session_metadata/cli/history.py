@@ -25,6 +25,8 @@ from .output import NothingFoundError, Pages, Table, counted, show, shown
 if TYPE_CHECKING:
     from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage
 
+_item = partial(click.option, type=int, metavar="ITEM")
+
 
 @cli.command(epilog="Example: agent-sessions history chat-1 --limit 20 --newest-first")
 @options.session
@@ -45,12 +47,8 @@ async def history(database: Database, session: str, pages: Pages, newest_first: 
 @cli.command(epilog="Example: agent-sessions rewind chat-1 --turns 1 --yes")
 @options.session
 @click.option("--turns", type=Whole(1), help="Remove this many turns from the end.")
-@click.option(
-    "--before", type=int, metavar="ITEM", help="Remove this item and everything after it."
-)
-@click.option(
-    "--expect-last", type=int, metavar="ITEM", help="Fail if this is not the newest item."
-)
+@_item("--before", help="Remove this item and everything after it.")
+@_item("--expect-last", help="Fail if this is not the newest item.")
 @options.yes
 @database_options(by=True)
 async def rewind(
@@ -86,7 +84,7 @@ async def rewind(
 @cli.command(epilog="Example: agent-sessions fork chat-1 chat-2 --before 17")
 @options.session
 @click.argument("new", required=False, help="The id of the copy. Default: random.")
-@click.option("--before", type=int, metavar="ITEM", help="Copy only the items before this one.")
+@_item("--before", help="Copy only the items before this one.")
 @options.meta
 @database_options(by=True, limits=True)
 async def fork(
@@ -134,10 +132,8 @@ async def search(
 
 def _write_hits(hits: Sequence[SearchHit]) -> None:
     for hit in hits:
-        item = "" if hit.item_id is None else f"  {hit.item_id}"
-        output.write(
-            f"{escaped(hit.session_id)}{item}  {hit.created_at:%Y-%m-%d %H:%M:%S}  {hit.role}"
-        )
+        name = escaped(hit.session_id) + ("" if hit.item_id is None else f"  {hit.item_id}")
+        output.write(f"{name}  {hit.created_at:%Y-%m-%d %H:%M:%S}  {hit.role}")
         marked, end = "", 0
         for start, stop in hit.highlights:
             marked += f"{hit.snippet[end:start]}[{hit.snippet[start:stop]}]"
@@ -219,10 +215,8 @@ async def replay(
             own = await agent_of(await catalog.get_session(session))
             await _show_differences(await one.run(own, **asked))
             return
-        found = Replay.each(
-            catalog, where, agent_of, feedback=feedback, updated_since=since, **asked
-        )
-        results = await _write_results(found)
+        asked |= {"feedback": feedback, "updated_since": since}
+        results = await _write_results(Replay.each(catalog, where, agent_of, **asked))
     if junit is not None:
         _write_junit(junit, agent, results)
     if not results:
@@ -269,14 +263,10 @@ def _write_junit(file: str, agent: str, results: Sequence[tuple[str, str, str]])
 
     outside = "[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
     counts = Counter(outcome for _, outcome, _ in results)
-    suite = ElementTree.Element(
-        "testsuite",
-        name="agent-sessions replay",
-        tests=str(len(results)),
-        failures=str(counts["different"]),
-        errors="0",
-        skipped=str(counts["skipped"]),
-    )
+    totals = {"tests": len(results), "failures": counts["different"], "errors": 0}
+    totals["skipped"] = counts["skipped"]
+    texts = {name: str(total) for name, total in totals.items()}
+    suite = ElementTree.Element("testsuite", {"name": "agent-sessions replay", **texts})
     for session_id, outcome, problem in results:
         name, text = (re.sub(outside, "", each) for each in (session_id, problem))
         case = ElementTree.SubElement(suite, "testcase", classname=agent, name=name)

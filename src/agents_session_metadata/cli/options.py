@@ -46,10 +46,7 @@ def filters(function: Function) -> Function:
 
     @click.option("--where", metavar="JSON", help="Only sessions that match this filter.")
     @click.option(
-        "--meta",
-        multiple=True,
-        metavar=PAIRS,
-        help="Only sessions with this value; repeatable.",
+        "--meta", multiple=True, metavar=PAIRS, help="Only sessions with this value; repeatable."
     )
     @click.option("--owner", help="Only sessions with this owner_id.")
     @wraps(function)

@@ -41,9 +41,8 @@ async def runs(database: Database, status: Any, where: Any, pages: Pages) -> Non
         read = partial(SessionRuns(catalog).list, status, where)
         found = await pages.write(read, lambda runs: Table(header, _rows(runs)).write())
     if not found:
-        await show(
-            message=(f"no run is {status}" if status else "there are no runs") + output.hint(where)
-        )
+        problem = f"no run is {status}" if status else "there are no runs"
+        await show(message=problem + output.hint(where))
 
 
 @cli.command(epilog="Example: agent-sessions approve chat-1 call_7f2 --as user_123")

@@ -174,10 +174,7 @@ async def count(database: Database, where: Any) -> None:
 @click.argument("key", help="A metadata key.")
 @options.filters
 @click.option(
-    "--limit",
-    type=Whole(1, output.LONGEST_PAGE),
-    default=20,
-    help="Maximum number of values.",
+    "--limit", type=Whole(1, output.LONGEST_PAGE), default=20, help="Maximum number of values."
 )
 @database_options()
 async def values(database: Database, key: str, where: Any, limit: int) -> None:
