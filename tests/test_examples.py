@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx2
 import pytest
 from agents import (
     Agent,
@@ -20,6 +21,7 @@ from agents import (
 )
 from agents.testing import ScriptedModel, function_call
 from conformance import raw
+from fastapi import FastAPI
 from processes import run_program
 from servers import Database
 from sqlalchemy import Connection, inspect, text
@@ -67,6 +69,58 @@ def directory(tmp_path: Path) -> Path:
     directory = tmp_path / "empty"
     directory.mkdir()
     return directory
+
+
+async def test_a_router_of_an_application_serves_each_user_their_own(
+    shared_database, monkeypatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES / "router")
+    app = FastAPI()
+    app.include_router(importlib.import_module("chats").router, prefix="/chats")
+    app.state.catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    await app.state.catalog.create_index("$text")
+    client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test")
+
+    async def call(method: str, path: str, status: int = 200, user: str = "u1", **more: Any) -> Any:
+        headers = {"x-user": user, **more.pop("headers", {})}
+        answer = await client.request(method, f"/chats{path}", headers=headers, **more)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async with client:
+        chat = (await call("POST", "", 201, json={"content": "Which tram?"}))["id"]
+        message = {
+            "json": {"id": "m1", "content": "Number 28?"},
+            "headers": {"idempotency-key": "k"},
+        }
+        [added] = await call("POST", f"/{chat}/items", **message)
+        assert await call("POST", f"/{chat}/items", **message) == [added]
+        again = {**message, "headers": {"idempotency-key": "k2"}}
+        await call("POST", f"/{chat}/items", 409, **again)
+        await call("POST", f"/{chat}/items", 422, **{**message, "json": {"content": "x"}})
+        page = await call("GET", f"/{chat}/items", params={"around": added["id"]})
+        assert [each["item"]["content"] for each in page["items"]] == ["Which tram?", "Number 28?"]
+        await call("PUT", f"/{chat}/title", json={"title": "Trams"})
+        [shown] = (await call("GET", ""))["conversations"]
+        assert (shown["id"], shown["title"]) == (chat, "Trams")
+        hits = (await call("GET", "/search", params={"q": "28"}))["hits"]
+        assert [(hit["conversation"], hit["item"]["id"]) for hit in hits] == [(chat, "m1")]
+        copy = (await call("POST", f"/{chat}/fork", 201, json={"before": added["id"]}))["id"]
+        assert len((await call("GET", f"/{copy}/items"))["items"]) == 1
+        await call("POST", f"/{chat}/rewind", 409, json={"expect_last": 1_000_000})
+        assert await call("POST", f"/{chat}/rewind", json={}) == [added]
+        for method, path, body in (
+            ("GET", "items", None),
+            ("POST", "items", message["json"]),
+            ("PUT", "title", {"title": "x"}),
+            ("POST", "fork", {}),
+            ("POST", "rewind", {}),
+        ):
+            await call(method, f"/{chat}/{path}", 404, "u2", json=body, headers=key)
+        assert (await call("GET", "", user="u2"))["conversations"] == []
+        assert (await call("GET", "/search", user="u2", params={"q": "tram"}))["hits"] == []
+        await call("GET", "/search", 400, params={"q": "-tram"})
+        await call("GET", "", 400, params={"cursor": "x"})
 
 
 def test_there_is_one_for_each_scenario() -> None:
