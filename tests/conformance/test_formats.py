@@ -6,7 +6,6 @@ change raises the version of the format and is told in the changelog.
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 from datetime import datetime, timezone
@@ -24,7 +23,6 @@ from agents_session_metadata.query.ordering import (
     encode_cursor,
 )
 from agents_session_metadata.values import search_key
-from conformance import raw
 
 pytestmark = pytest.mark.logic
 
@@ -113,20 +111,6 @@ async def test_cursors_and_ids_of_version_1_in_a_database(engine):
         "AXHq5XXi3wbRhFQPIEoWCBlbIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
         "AccYHTqT1YzAbhu9Zhi9vm5bIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
     ]
-
-
-async def test_sessions_and_cursors_of_0_1(engine):
-    catalog = SessionCatalog(engine, create_tables=True)
-    # 0.1 derived another id; the session is found by its values.
-    await catalog.create_session("0" * 32, metadata={"pr": 42})
-    session, created = await catalog.get_or_create_session({"pr": 42})
-    assert (session.session_id, created) == ("0" * 32, False)
-    await raw.set_times(engine, "0" * 32)
-    old = base64.urlsafe_b64encode(bytes(16) + b'[null,"chat-1"]').decode().rstrip("=")
-    literal = "wVPVlbVC7cdfYXhkx90lr1tudWxsLCJjaGF0LTEiXQ"
-    for cursor in (old, literal):
-        with pytest.raises(InvalidCursorError):
-            await catalog.list_sessions(order_by="session_id", cursor=cursor)
 
 
 async def test_an_export_record_of_format_1(engine):

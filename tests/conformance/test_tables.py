@@ -343,37 +343,6 @@ async def test_metadata_without_a_sessions_table(engine):
     assert "other" not in await raw.table_names(engine)
 
 
-async def test_a_sqlite_database_of_0_1_keeps_its_triggers(tmp_path):
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/chat.db")
-    old = {
-        "agent_sessions_metadata_after_delete": "AFTER DELETE ON agent_sessions BEGIN DELETE FROM"
-        " agent_sessions_metadata WHERE session_id = OLD.session_id; END",
-        "agent_sessions_metadata_after_insert": "AFTER INSERT ON agent_sessions BEGIN DELETE FROM"
-        " agent_sessions_metadata WHERE session_id = NEW.session_id; END",
-        "agent_sessions_metadata_elements_after_delete": "AFTER DELETE ON agent_sessions_metadata"
-        " BEGIN DELETE FROM agent_sessions_metadata_elements"
-        " WHERE session_id = OLD.session_id AND key = OLD.key; END",
-    }
-    await create_by_hand(engine)
-    for trigger in session_tables().group("core").triggers:
-        await raw.execute(engine, f"DROP TRIGGER {trigger.name}")
-    for name, text in old.items():
-        await raw.execute(engine, f"CREATE TRIGGER {name} {text}")
-    for create_tables in (False, True):
-        catalog = SessionCatalog(engine, create_tables=create_tables)
-        await check_everything(catalog.session("chat"))
-        for name in ("chat", "other"):
-            await catalog.delete_session(name)
-    query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name LIKE 'agent_ses%'"
-    names = {name for (name,) in await raw.execute(engine, query)}
-    assert old.keys() <= names
-    assert not {trigger.name for trigger in session_tables().group("core").triggers} & names
-    async with engine.begin() as connection:
-        await connection.run_sync(session_tables().sessions.metadata.drop_all)
-    assert await raw.execute(engine, query) == []
-    await engine.dispose()
-
-
 async def test_an_upgrade_where_tables_exist_gets_the_triggers(tmp_path):
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/chat.db")
     try:

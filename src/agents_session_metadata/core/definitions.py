@@ -7,7 +7,6 @@ feature: its tables are created when that feature is first used, and nothing els
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -172,10 +171,6 @@ class CreateTrigger(DDLElement):
         mark = hashlib.sha256(self.body.encode()).hexdigest()[:8]
         self.name: str = derived_name(target.name, f"_after_delete_{mark}")
         """The name of the trigger, which ends in a hash of its body."""
-        self.former_names: tuple[str, ...] = tuple(
-            derived_name(target.name, f"_after_{event}") for event in ("delete", "insert", "update")
-        )
-        """The names that version 0.1 gave to its triggers. The first one does the same as this."""
 
 
 class DropTrigger(DDLElement):
@@ -184,12 +179,6 @@ class DropTrigger(DDLElement):
     def __init__(self, table: Table, name: str) -> None:
         self.table = table
         self.name = name
-
-
-def dropping(trigger: CreateTrigger) -> Iterator[DropTrigger]:
-    """Includes the triggers of version 0.1."""
-    for name in (trigger.name, *trigger.former_names):
-        yield DropTrigger(trigger.table, name)
 
 
 def ending_with_session(

@@ -33,9 +33,9 @@ from .definitions import (
     SESSIONS,
     ColumnTypes,
     CreateTrigger,
+    DropTrigger,
     TableNames,
     derived_name,
-    dropping,
     name_beside,
 )
 from .obsolete import obsolete
@@ -103,7 +103,7 @@ def missing_elements(
                 table, existing[table.name] | {each.name for each in columns}
             )
     if dialect.uses_triggers:
-        elements += [trigger for trigger in wanted.triggers if not _exists(trigger, existing)]
+        elements += [trigger for trigger in wanted.triggers if trigger.name not in existing]
     return elements
 
 
@@ -131,10 +131,6 @@ def missing_name(element: MissingElement) -> str | None:
     if isinstance(element, CreateTrigger):
         return element.name
     return str(element.element.name)
-
-
-def _exists(trigger: CreateTrigger, existing: Container[str]) -> bool:
-    return trigger.name in existing or trigger.former_names[0] in existing
 
 
 def require_sessions(
@@ -286,7 +282,7 @@ def drop_statements(dialect: str, names: TableNames, *, everything: bool = False
     elements: list[ExecutableDDLElement] = [*obsolete(tables)]
     for group in tables.groups:
         if dialect_of(sa_dialect).uses_triggers:
-            elements += [drop for trigger in group.triggers for drop in dropping(trigger)]
+            elements += [DropTrigger(each.table, each.name) for each in group.triggers]
             elements += [DropTable(table, if_exists=True) for table in group.virtual]
     every_table = [table for group in tables.groups for table in group.tables]
     kept = () if everything else (tables.sessions, tables.messages)

@@ -18,17 +18,20 @@ def check_triggers(inspection: Inspection) -> Iterator[Finding]:
         return
     tables = inspection.present
     existing = {name for t in tables for name in dialect.triggers_of(inspection.connection, t)}
+    expected = {trigger.name for trigger in inspection.expected.triggers}
     for group in inspection.expected.groups:
         if group.tables[0] not in inspection.wanted:
             continue
         for trigger in group.triggers:
-            former = [name for name in trigger.former_names if name in existing]
-            elements: list[Any] = [DropTrigger(trigger.table, name) for name in former]
+            # The last eight characters are a hash of the text.
+            same = (name for name in existing if name[:-8] == trigger.name[:-8])
+            others = sorted({*same} - expected)
+            elements: list[Any] = [DropTrigger(trigger.table, name) for name in others]
             if trigger.name not in existing:
                 elements.append(trigger)
             repair = tuple(map(inspection.sql, elements))
-            if former:
-                problem = f"triggers of an earlier version exist: {', '.join(former)}"
+            if others:
+                problem = f"triggers of another version exist: {', '.join(others)}"
                 yield Finding("warning", "triggers", problem, repair)
             elif repair:
                 yield Finding("error", "triggers", f"trigger {trigger.name} is missing", repair)
