@@ -40,7 +40,6 @@ from agents_session_metadata.errors import TablesMissingError
 from .change_log import log_committed
 from .definitions import CORE, TableNames
 from .schema import (
-    MissingElement,
     create_missing,
     existing_names,
     missing_columns,
@@ -112,22 +111,25 @@ class _ColumnsMissingError(Exception):
 class _TablesState:
     """The state of one set of tables in one engine's database, shared by all its sessions.
 
-    `checked` has, by group, the engine's pool when the group was found complete, and `seen` that of
-    `existing`. Disposing an engine gives it a new pool, and ends an in-memory database; a listener
-    for that would slow down every statement. The references are weak, because a pool holds its
-    engine, which must be freed when it is not used.
+    Disposing an engine gives it a new pool, and ends an in-memory database: the state ends with the
+    pool. A listener for that would slow down every statement.
 
-    `pooled` becomes true if a pooler, such as PgBouncer, has run single statements on different
-    connections. Within a transaction, it keeps to one. `native_ids` is true if ids in the sessions
-    table sort by code point. `existing` has the tables that were seen, and `notes` what others
-    remember of the database.
+    Attributes:
+        pool: The pool of the engine. A pool holds its engine, which must be freed when it is not
+            used.
+        ready: The groups that were found complete.
+        existing: The tables that were seen.
+        native_ids: Whether ids in the sessions table sort by code point.
+        pooled: Whether a pooler, such as PgBouncer, has run single statements on different
+            connections. Within a transaction, it keeps to one.
+        notes: What other modules remember of the database.
     """
 
-    checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
-    seen: weakref.ref[Pool] | None = None
+    pool: weakref.ref[Pool]
+    ready: set[str] = field(default_factory=set)
+    existing: Existing = field(default_factory=dict)
     native_ids: bool = True
     pooled: bool = False
-    existing: Existing = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -155,8 +157,7 @@ class Database:
         self.tables: SessionTables = query_tables(names)
         self._guard = guard
         self._init_lock = init_lock
-        of_engine = _states.setdefault(engine.sync_engine, {})
-        self._state = of_engine.setdefault(names, _TablesState())
+        self._known: _TablesState | None = None
 
     # Plain functions that return coroutines: one frame less between a call and its statement.
 
@@ -193,6 +194,17 @@ class Database:
         return settle(self.retry(partial(self._spawn, statement, begin, commits=True)))
 
     @property
+    def _state(self) -> _TablesState:
+        engine, state = self.engine.sync_engine, self._known
+        if state is None or state.pool() is not engine.pool:
+            states = _states.setdefault(engine, {})
+            state = states.get(self.names)
+            if state is None or state.pool() is not engine.pool:
+                state = states[self.names] = _TablesState(weakref.ref(engine.pool))
+            self._known = state
+        return state
+
+    @property
     def native_ids(self) -> bool:
         return self._state.native_ids
 
@@ -218,7 +230,7 @@ class Database:
             preparing, pooled = False, self._state.pooled
             try:
                 for each in groups:
-                    if not self._is_ready(each):
+                    if each not in self._state.ready:
                         preparing = True
                         await self._prepare(each)
                 preparing = False
@@ -256,7 +268,7 @@ class Database:
         if not self.having_tables(connection, [group]):
             return False
         if self._lacks_columns(group):
-            self._see(existing_names(connection, self.tables, parts=True))
+            self._state.existing = existing_names(connection, self.tables, parts=True)
             if self._lacks_columns(group):
                 raise _ColumnsMissingError(group)
         return True
@@ -266,24 +278,13 @@ class Database:
         names = {
             group: {table.name for table in self.tables.group(group).tables} for group in groups
         }
-        every = set().union(*names.values())
-        if not (self._has_seen() and every <= self._state.existing.keys()):
+        known = self._state.existing
+        if not set().union(*names.values()) <= known.keys():
             # Columns and indexes that were seen once are not looked for again.
-            known = self._state.existing if self._has_seen() else {}
             found = existing_names(connection, self.tables)
-            self._see({name: known.get(name, parts) for name, parts in found.items()})
-        return {group for group in names if names[group] <= self._state.existing.keys()}
-
-    def _see(self, existing: Existing) -> None:
-        self._state.existing = existing
-        self._state.seen = weakref.ref(self.engine.sync_engine.pool)
-
-    def _has_seen(self) -> bool:
-        seen = self._state.seen
-        return seen is not None and seen() is self.engine.sync_engine.pool
-
-    def _missing(self, group: str) -> list[MissingElement]:
-        return missing_elements(self.dialect, self.tables, group, self._state.existing)
+            known = {name: known.get(name, parts) for name, parts in found.items()}
+            self._state.existing = known
+        return {group for group in names if names[group] <= known.keys()}
 
     def _lacks_columns(self, group: str) -> bool:
         tables = self.tables.group(group).tables
@@ -306,10 +307,6 @@ class Database:
         if missing:
             raise TablesMissingError(missing) from error
 
-    def _is_ready(self, group: str) -> bool:
-        checked = self._state.checked.get(group)
-        return checked is not None and checked() is self.engine.sync_engine.pool
-
     def _is_worth_retrying(self, error: DBAPIError, *, pooled: bool) -> bool:
         """`pooled` is the state when it began: several operations can meet a new pooler at once."""
         if error_code(error) in LOST_STATEMENT and not pooled:
@@ -318,29 +315,29 @@ class Database:
         return error_code(error) in TRANSIENT
 
     async def _prepare(self, group: str) -> None:
+        state = self._state
+
         def prepare(connection: Connection) -> None:
             existing = existing_names(connection, self.tables, parts=True)
             require_sessions(connection, self.tables, existing)
             if self._create(connection, group, existing):
                 connection.commit()
                 existing = existing_names(connection, self.tables, parts=True)
-            self._see(existing)
+            state.existing = existing
             if group == CORE:
-                self._state.native_ids = self.dialect.sorts_by_code_point(
-                    connection, self.tables.sessions
-                )
-                self._state.notes.clear()
+                sessions = self.tables.sessions
+                state.native_ids = self.dialect.sorts_by_code_point(connection, sessions)
             connection.commit()
 
         lock = self._init_lock()
         while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
             await asyncio.sleep(0.005)
         try:
-            if not self._is_ready(group):
-                pool = self.engine.sync_engine.pool
-                if group == CORE or not self._has_seen() or self._missing(group):
+            if group not in state.ready:
+                known = state.existing
+                if group == CORE or missing_elements(self.dialect, self.tables, group, known):
                     await settle(self._spawn(prepare, self._begin_write))
-                self._state.checked[group] = weakref.ref(pool)
+                state.ready.add(group)
         finally:
             lock.release()
 
