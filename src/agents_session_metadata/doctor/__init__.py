@@ -23,8 +23,14 @@ from agents_session_metadata.dialects import PRODUCTS, connected_name, dialect_o
 from agents_session_metadata.dialects.urls import with_transactions
 
 from .rows import Rewritten, check_orphans, check_values, rewrite_search_keys
-from .structure import Finding, Inspection, check_ids, check_tables
-from .triggers import check_obsolete, check_triggers
+from .structure import (
+    Finding,
+    Inspection,
+    check_ids,
+    check_obsolete,
+    check_tables,
+    check_triggers,
+)
 
 __all__ = ["Finding", "Rewritten", "diagnose", "rewrite_search_keys", "upgrade"]
 

@@ -1,4 +1,4 @@
-"""Compares the tables of a database with those that `ddl` would create."""
+"""Compares the tables and triggers of a database with those that `ddl` would create."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex
 
-from agents_session_metadata.core.definitions import CORE, CREATE_TYPES, TableNames
+from agents_session_metadata.core.definitions import CORE, CREATE_TYPES, DropTrigger, TableNames
+from agents_session_metadata.core.obsolete import obsolete_keys
 from agents_session_metadata.core.schema import (
     AddColumn,
     as_text,
@@ -37,6 +38,7 @@ from agents_session_metadata.core.tables import (
 )
 from agents_session_metadata.dialects import connected_name, dialect_of, offline
 from agents_session_metadata.dialects._dialect import Dialect, Existing
+from agents_session_metadata.text import quoted
 
 Level: TypeAlias = Literal["error", "warning", "info"]
 
@@ -219,3 +221,37 @@ def check_ids(inspection: Inspection) -> Iterator[Finding]:
                 problem = f"{name} has the type {column.type} and the collation {column.collation}"
                 problem += ", which do not keep all different texts apart"
                 yield Finding("warning" if follows else "error", "collations", problem)
+
+
+def check_triggers(inspection: Inspection) -> Iterator[Finding]:
+    dialect = inspection.dialect
+    if not dialect.uses_triggers:
+        return
+    tables = inspection.present
+    existing = {name for t in tables for name in dialect.triggers_of(inspection.connection, t)}
+    expected = {trigger.name for trigger in inspection.expected.triggers}
+    for group in inspection.expected.groups:
+        if group.tables[0] not in inspection.wanted:
+            continue
+        for trigger in group.triggers:
+            # The last eight characters are a hash of the text.
+            same = (name for name in existing if name[:-8] == trigger.name[:-8])
+            others = sorted({*same} - expected)
+            elements: list[Any] = [DropTrigger(trigger.table, name) for name in others]
+            if trigger.name not in existing:
+                elements.append(trigger)
+            repair = tuple(map(inspection.sql, elements))
+            if others:
+                problem = f"triggers of another version exist: {', '.join(others)}"
+                yield Finding("warning", "triggers", problem, repair)
+            elif repair:
+                yield Finding("error", "triggers", f"trigger {trigger.name} is missing", repair)
+
+
+def check_obsolete(inspection: Inspection) -> Iterator[Finding]:
+    for key in obsolete_keys(inspection.connection, inspection.queried):
+        problem = (
+            f"the index on {quoted(key)} is of version 0.2.0, and nothing uses it: when no process"
+            f" of that version is running, remove it by agent-sessions index drop {key}"
+        )
+        yield Finding("info", "indexes", problem)

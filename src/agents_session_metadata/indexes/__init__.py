@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import Index, features
-from agents_session_metadata.core.obsolete import drop_obsolete, obsolete_tables
+from agents_session_metadata.core.obsolete import drop_obsolete, obsolete_keys
 from agents_session_metadata.core.schema import time_index
-from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.query.walks import forget
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import IndexInfo
@@ -86,7 +85,8 @@ async def drop_index(database: Database, key: str) -> bool:
     for index in _every(database):
         if index.key == key:
             return await index.drop()
-    return await database.write(partial(_drop_obsolete, database, key))
+    tables = database.tables
+    return await database.write(partial(drop_obsolete, tables=tables, key=key))
 
 
 async def list_indexes(database: Database, *, count: bool = False) -> list[IndexInfo]:
@@ -97,30 +97,3 @@ async def list_indexes(database: Database, *, count: bool = False) -> list[Index
         return sorted([*filter(None, found), *old], key=lambda info: info.key)
 
     return await database.look(read)
-
-
-def obsolete_keys(connection: Connection, tables: Any) -> list[str]:
-    """Returns the keys that have an index of version 0.2.0."""
-    indexes = _table_of_keys(connection, tables)
-    keys: Any = [] if indexes is None else connection.scalars(select(indexes.c.key))
-    return sorted(key for key in keys if not key.startswith("$"))
-
-
-def _table_of_keys(connection: Connection, tables: Any) -> Any:
-    return next((each for each in obsolete_tables(connection, tables) if "key" in each.c), None)
-
-
-def _drop_obsolete(database: Database, key: str, connection: Connection) -> bool:
-    """Drops triggers and tables with the last key. Until then, the entries stay."""
-    tables, dialect = database.tables, dialect_of(connection.dialect)
-    dialect.begin_writing(connection)
-    keys = obsolete_keys(connection, tables)
-    if key not in keys:
-        return False
-    if keys == [key]:
-        with dialect.brief_waits(connection):
-            drop_obsolete(connection, tables)
-    else:
-        indexes = _table_of_keys(connection, tables)
-        connection.execute(delete(indexes).where(indexes.c.key == key))
-    return True
