@@ -128,13 +128,10 @@ class Rows:
             return Claim(False, found.stored)
         if not create:
             return None
-        leftovers = self._locks.create(connection, session_id, found.has_leftovers)
-        if leftovers is None:  # Another process has just created it.
-            return Claim(False, read(connection, session_id).stored or {})
-        if leftovers:
-            self._delete_leftovers(connection, session_id)
-        note(connection, "created", session_id)
-        return Claim(True, {})
+        if self._create(connection, session_id, found.has_leftovers):
+            return Claim(True, {})
+        # Another process has just created it.
+        return Claim(False, read(connection, session_id).stored or {})
 
     # ---- writing to a session that is locked ----
 
@@ -145,14 +142,20 @@ class Rows:
 
         Returns whether the id was free. If not, the session is locked.
         """
-        leftovers = self._locks.create(connection, session_id)
-        if leftovers is None:
-            return False
+        created = self._create(connection, session_id)
+        if created:
+            self.write_new(connection, session_id, encoded)
+        return created
+
+    def _create(
+        self, connection: Connection, session_id: str, has_leftovers: bool | None = None
+    ) -> bool:
+        leftovers = self._locks.create(connection, session_id, has_leftovers)
         if leftovers:
             self._delete_leftovers(connection, session_id)
-        note(connection, "created", session_id)
-        self.write_new(connection, session_id, encoded)
-        return True
+        if leftovers is not None:
+            note(connection, "created", session_id)
+        return leftovers is not None
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
         read: Any = self._locks.read_leftovers

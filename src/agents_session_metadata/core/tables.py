@@ -12,6 +12,7 @@ connections, so triggers do it there, for every writer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -105,9 +106,40 @@ def create_tables(names: TableNames) -> SessionTables:
 
 def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> SessionTables:
     """Returns the tables that are in `metadata` if they are defined already."""
-    if names.metadata in metadata.tables:
-        core = tuple(metadata.tables[name] for name in names[:4])
-        return _with_groups(metadata, names, core, types)
+    is_new = names.metadata not in metadata.tables
+    defined = metadata.tables.__getitem__
+    core = _define(metadata, names, types) if is_new else tuple(map(defined, names[:4]))
+    sessions, messages, rows, elements = core
+    triggers = (
+        ending_with_session(sessions, rows),
+        CreateTrigger(rows, elements, ("session_id", "key")),
+    )
+    groups = [TableGroup(CORE, core, triggers)]
+    for feature in names.features:
+        maker = TableMaker(metadata, core, types, feature.names(names.metadata))
+        feature.define(maker)
+        groups.append(maker.group(feature.name))
+    if is_new:
+        _listen(metadata, groups)
+    return SessionTables(sessions, messages, rows, elements, groups=tuple(groups))
+
+
+def _listen(metadata: MetaData, groups: Sequence[TableGroup]) -> None:
+    """Has `MetaData.create_all` create the triggers of SQLite, and `drop_all` virtual tables."""
+    wanted: Any = _is_wanted
+    is_sqlite: Any = _uses_triggers
+    for group in groups:
+        for trigger in group.triggers:
+            # After all tables, not after one: on an upgrade the sessions table is there already.
+            create = trigger.execute_if(callable_=wanted, state=trigger)
+            event.listen(metadata, "after_create", create)
+        for table in group.virtual:
+            drop = DropTable(table, if_exists=True).execute_if(callable_=is_sqlite)
+            event.listen(group.tables[0], "before_drop", drop)
+
+
+def _define(metadata: MetaData, names: TableNames, types: ColumnTypes) -> tuple[Table, ...]:
+    """Defines the four tables of the core."""
     now = text("CURRENT_TIMESTAMP")
     options = table_options(types)
     # Rows kept in the primary key itself: one lookup instead of two, and one tree less to write.
@@ -177,34 +209,7 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
         Index(derived_name(names.elements, "_search_idx"), "key", "search_key", "session_id"),
         **own_options,
     )
-    tables = _with_groups(metadata, names, (sessions, messages, rows, elements), types)
-    wanted: Any = _is_wanted
-    is_sqlite: Any = _uses_triggers
-    for group in tables.groups:
-        for trigger in group.triggers:
-            # After all tables, not after one: on an upgrade the sessions table is there already.
-            create = trigger.execute_if(callable_=wanted, state=trigger)
-            event.listen(metadata, "after_create", create)
-        for table in group.virtual:
-            drop = DropTable(table, if_exists=True).execute_if(callable_=is_sqlite)
-            event.listen(group.tables[0], "before_drop", drop)
-    return tables
-
-
-def _with_groups(
-    metadata: MetaData, names: TableNames, tables: tuple[Table, ...], types: ColumnTypes
-) -> SessionTables:
-    sessions, messages, rows, elements = tables
-    triggers = (
-        ending_with_session(sessions, rows),
-        CreateTrigger(rows, elements, ("session_id", "key")),
-    )
-    groups = [TableGroup(CORE, tables, triggers)]
-    for feature in names.features:
-        maker = TableMaker(metadata, tables, types, feature.names(names.metadata))
-        feature.define(maker)
-        groups.append(maker.group(feature.name))
-    return SessionTables(sessions, messages, rows, elements, groups=tuple(groups))
+    return sessions, messages, rows, elements
 
 
 def _uses_triggers(*_: Any, dialect: Any, **__: Any) -> bool:
