@@ -76,7 +76,7 @@ class Rows:
             delete(table).where(table.c.session_id == session)
             for table in (tables.messages, sessions)
         ]
-        self._insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
+        self._insert_items = insert(tables.messages).inline()  # The ids of the rows are not read.
         self._touch = (
             update(sessions).where(own_session).values(updated_at=func.current_timestamp())
         )

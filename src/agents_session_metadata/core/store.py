@@ -173,9 +173,13 @@ class SessionStore:
         )
 
     async def delete(self, session_id: str) -> bool:
-        return await self.database.write(
-            lambda connection: self.delete_locked(connection, session_id)
-        )
+        def write(connection: Connection) -> bool:
+            exists = self.lock(connection, session_id)
+            if exists:
+                self.rows.delete_session(connection, session_id)
+            return exists
+
+        return await self.database.write(write)
 
     async def exists(self, session_id: str) -> bool:
         if id_problem(session_id) is not None:
@@ -211,12 +215,6 @@ class SessionStore:
             return True
         connection.rollback()
         return False
-
-    def delete_locked(self, connection: Connection, session_id: str) -> bool:
-        if not self.lock(connection, session_id):
-            return False
-        self.rows.delete_session(connection, session_id)
-        return True
 
     def edit_locked(
         self,

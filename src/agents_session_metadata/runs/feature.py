@@ -7,8 +7,8 @@
 | `…_run_keys` | the outcome of a run, by the hash of its key; `""` for the last run without one |
 | `…_run_decisions` | a decision about a call; the session's id is NULL after it was deleted |
 
-All times are microseconds since 1970 by the database's clock. Whoever writes the row of a run locks
-the session first, except to renew the lease and to add steps.
+All times are microseconds since 1970 by the database's clock. The session is locked before the row
+of its run is written, except to renew the lease and to add steps.
 """
 
 from __future__ import annotations

@@ -151,10 +151,7 @@ class TextIndex(Index):
         return True
 
     async def drop(self) -> bool:
-        def has_tables(connection: Connection) -> bool:
-            return self.database.has_tables(connection, TEXT)
-
-        if not await self.database.read(has_tables):
+        if not await self.database.read(partial(self.database.has_tables, group=TEXT)):
             return False
         dropped = await self.database.write(self._leave)
         # If another process creates the index again in the meantime, a search adds lost rows.
@@ -247,6 +244,11 @@ class TextIndex(Index):
             new = {"filled": state.pending, "pending": newest, "mark": mark}
             connection.execute(update(self._state).values(new))
 
+    async def advance_fully(self) -> None:
+        # The first step finds the newest item, the second that all up to it have rows.
+        for _ in range(2):
+            await self.database.write(self.advance)
+
     def _fill(self, connection: Connection, some: ColumnElement[bool]) -> list[int]:
         statement = self.missing().where(some).order_by(self._messages.c.id)
         found: Any = connection.execute(statement.limit(literal_number(MOST))).all()
@@ -311,10 +313,11 @@ async def fill_met(database: Database, words: Mapping[int, str], *, advances: bo
 
 async def refresh(database: Database, progress: Progress | None = None) -> int:
     """Adds all missing rows, in short transactions. Returns how many were added."""
-    if not await database.read(lambda connection: look(database, connection)):
+    if not await database.read(partial(look, database)):
         raise TablesMissingError((), problem=NO_INDEX)
-    done = await TextIndex(database).fill_in_steps(progress)
-    await _advance(database)
+    index = TextIndex(database)
+    done = await index.fill_in_steps(progress)
+    await index.advance_fully()
     return done
 
 
@@ -326,15 +329,10 @@ def check_native(database: Database, key: str) -> None:
 
 
 async def add_native(database: Database) -> bool:
-    added = await database.write(lambda connection: TextIndex(database).add_native(connection))
-    await _advance(database)
+    index = TextIndex(database)
+    added = await database.write(index.add_native)
+    await index.advance_fully()
     return added
-
-
-async def _advance(database: Database) -> None:
-    # The first step finds the newest item, the second that all up to it have rows.
-    for _ in range(2):
-        await database.write(lambda connection: TextIndex(database).advance(connection))
 
 
 class SearchFeature(Feature):
