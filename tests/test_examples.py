@@ -89,10 +89,8 @@ async def test_a_router_of_an_application_serves_each_user_their_own(
 
     async with client:
         chat = (await call("POST", "", 201, json={"content": "Which tram?"}))["id"]
-        message = {
-            "json": {"id": "m1", "content": "Number 28?"},
-            "headers": {"idempotency-key": "k"},
-        }
+        key = {"idempotency-key": "k"}
+        message = {"json": {"id": "m1", "content": "Number 28?"}, "headers": key}
         [added] = await call("POST", f"/{chat}/items", **message)
         assert await call("POST", f"/{chat}/items", **message) == [added]
         again = {**message, "headers": {"idempotency-key": "k2"}}
