@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 import aiosqlite
 import pytest
@@ -125,12 +126,16 @@ async def test_no_rows_are_fetched_to_add_items(database: Database, monkeypatch)
 
 
 @pytest.mark.only_on("sqlite")
-@pytest.mark.parametrize("is_known", [True, False])
-async def test_a_statement_takes_one_call_of_the_drivers_thread(
-    database: Database, monkeypatch, is_known
+@pytest.mark.parametrize("renamed", [None, *chain.from_iterable(_sqlite_cursor.MEMBERS)])
+async def test_a_statement_takes_one_call_of_the_drivers_thread_or_sqlalchemys_own_cursors(
+    database: Database, monkeypatch, renamed
 ):
-    if not is_known:
-        monkeypatch.setattr(_sqlite_cursor, "MEMBERS", [*_sqlite_cursor.MEMBERS[:3], ["_renamed"]])
+    is_known = renamed is None
+    members = [
+        [f"{name}_renamed" if name == renamed else name for name in names]
+        for names in _sqlite_cursor.MEMBERS
+    ]
+    monkeypatch.setattr(_sqlite_cursor, "MEMBERS", members)
     session = SessionCatalog(database.engine(), create_tables=True).session("chat")
     await session.set_metadata({"tags": ["a"]})
     calls = []
