@@ -51,46 +51,52 @@ class IdColumn(NamedTuple):
 
 
 class Dialect:
-    """The SQL, error codes and flags of one database. This class uses standard SQL."""
+    """The SQL and flags of one database. This class uses standard SQL."""
 
     name: ClassVar[str]
     insert: ClassVar[Any]
     """SQLAlchemy's INSERT for this database, with `on_conflict_do_nothing` if it has that."""
     locks: ClassVar[type[Locks]]
+    text_search: ClassVar[TextSQL] = TextSQL()
     stored_time: ClassVar[SDKTime]
     """A time of the SDK's tables in a form that sorts. Its text fits into a cursor."""
     moment: ClassVar[SDKTime]
     """The same time as an aware datetime in UTC."""
-    text_search: ClassVar[TextSQL] = TextSQL()
+
+    # Transactions:
     autocommit_reads: ClassVar[bool] = False
     """A single SELECT is faster outside a transaction."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]
     """The isolation level of transactions on an engine that commits each statement."""
+    locks_rows: ClassVar[bool] = True
+    """A transaction locks single rows, and does not keep out all other writers."""
+    transactional_ddl: ClassVar[bool] = True
+    """One transaction can create a table and insert its rows."""
+
+    # Tables:
+    uses_triggers: ClassVar[bool] = False
+    """Triggers, instead of foreign keys, delete metadata with its session."""
     bounded_ids: ClassVar[bool] = False
     """The sessions table truncates or rejects ids of more than 255 characters."""
     indexes_ids: ClassVar[bool] = False
     """An index on a time of the sessions has their ids, too."""
+
+    # Queries:
+    stops_early: ClassVar[bool] = True
+    """A query with a LIMIT reads an index in order, and no more rows than it needs."""
+    numbers_rows: ClassVar[bool] = False
+    """Numbering the rows of an index does not read more of them than are needed."""
     probe_cost: ClassVar[float] = 0.8
     """The time to find out whether a session matches / the time to read and sort one that does.
 
     Measured among 200,000 sessions. The bounds of `query.walks` follow from it.
     """
-    uses_triggers: ClassVar[bool] = False
-    """Triggers, instead of foreign keys, delete metadata with its session."""
-    stops_early: ClassVar[bool] = True
-    """A query with a LIMIT reads an index in order, and no more rows than it needs."""
-    numbers_rows: ClassVar[bool] = False
-    """Numbering the rows of an index does not read more of them than are needed."""
-    transactional_ddl: ClassVar[bool] = True
-    """One transaction can create a table and insert its rows."""
     many: ClassVar[int] = 200
     """Longer lists may be bound in another way."""
     sorted_bytes: ClassVar[int] = 2**31
     """The number of leading bytes of a binary value that ORDER BY compares."""
-    locks_rows: ClassVar[bool] = True
-    """A transaction locks single rows, and does not keep out all other writers."""
 
     # Queries that `ask` runs:
     place: ClassVar[str] = ""
