@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .core.definitions import CreateTrigger, TableGroup
     from .core.features import session_tables
     from .core.tables import SessionTables
-    from .dialects.urls import is_unavailable
+    from .dialects.codes import is_unavailable
     from .history.pairs import recent_turns
     from .lifecycle import (
         FINAL_PHASES,
@@ -212,7 +212,7 @@ _MODULES = {
     "history.pairs": ["recent_turns"],
     "tracking.budget": ["Budget", "Remaining"],
     "transfer.exports": ["OnConflict"],
-    "dialects.urls": ["is_unavailable"],
+    "dialects.codes": ["is_unavailable"],
     "query.filters": ["FILTER_OPERATORS", "Where", "filter_hint"],
     "query.ordering": ["OrderBy"],
     "query.pages": ["OnCorrupt"],

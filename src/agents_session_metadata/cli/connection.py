@@ -291,9 +291,9 @@ def _failure(error: Exception, database: Database) -> click.ClickException | Non
 
 
 def _database_problem(error: Exception, engine: AsyncEngine) -> str | None:
-    from agents_session_metadata.dialects import urls
+    from agents_session_metadata.dialects import codes, urls
 
-    cause = urls.database_cause(error)
+    cause = codes.database_cause(error)
     if cause is None:
         return None
     reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
@@ -303,6 +303,6 @@ def _database_problem(error: Exception, engine: AsyncEngine) -> str | None:
         reason = reason.replace(str(engine.url.password), "***")
     details = "".join(f"; {each}" for each in getattr(error, "detail", ()))
     advice = "check the URL and the server, then run `agent-sessions doctor`"
-    if urls.is_unavailable(error):
+    if codes.is_unavailable(error):
         advice = f"try again later, or {advice}"
     return f"database error at {urls.shown_url(engine.url)}: {reason}{details}; {advice}"

@@ -1,4 +1,4 @@
-"""Parses database URLs, and recognizes the errors of drivers.
+"""Parses database URLs, and creates and checks engines.
 
 A URL without a driver gets one for asyncio.
 """
@@ -11,15 +11,7 @@ from typing import Any
 
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.engine.base import OptionEngine
-from sqlalchemy.exc import (
-    ArgumentError,
-    InterfaceError,
-    InvalidRequestError,
-    NoSuchModuleError,
-    OperationalError,
-    StatementError,
-)
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool, Pool, StaticPool
 
@@ -37,70 +29,6 @@ DRIVERS = {
 """The drivers for URLs that name none."""
 
 EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
-
-_DRIVER_MODULES = frozenset({*EXTRAS, "aiomysql", "pymysql", "sqlite3"})
-"""The packages whose exceptions are database errors."""
-
-
-def database_cause(error: BaseException) -> BaseException | None:
-    """Returns the driver's error; None if the error does not come from the database."""
-    cause: BaseException = getattr(error, "orig", None) or error
-    driver = type(cause).__module__.partition(".")[0]
-    kinds = (StatementError, PoolTimeoutError, OSError, asyncio.TimeoutError)
-    return cause if isinstance(error, kinds) or driver in _DRIVER_MODULES else None
-
-
-_TEMPORARY_STATES = ("08", "53", "57P", "40001", "40P01")
-"""The beginnings of SQLSTATEs: no connection, no resources, starting or shutting down; conflicts
-that were retried."""
-_TEMPORARY_CODES = frozenset(
-    {
-        *(1020, 1205, 1213),  # conflicts that were retried
-        *(1021, 1037, 1038, 1041, 1114, 1135, 1203, 1226, 3168),  # disk, memory, connections
-        *(2002, 2003, 2006, 2013, 2055),  # the client's, about the network
-        1927,  # the connection was killed
-    }
-)
-"""Codes of MySQL, many of whose errors have the state of all others: HY000, or that of a class."""
-_TEMPORARY_RESULTS = frozenset({5, 6, 7, 10, 13, 14, 15})
-"""SQLite's results: busy, locked, memory, I/O, full, cannot open, protocol."""
-
-
-def is_unavailable(error: BaseException) -> bool:
-    """Whether an error means that the database cannot answer now: answer "try again later".
-
-    The database could not be reached, is starting or shutting down, or is full or busy. This
-    depends on the SQLSTATE, if there is one, and not on the class of the error, so that it is the
-    same with every driver.
-
-    ```python
-    try:
-        page = await catalog.list_sessions()
-    except Exception as error:
-        if not is_unavailable(error):
-            raise
-        return Response(status_code=503, headers={"Retry-After": "1"})
-    ```
-
-    Args:
-        error: An error that a method of this package raised.
-
-    Returns:
-        Whether a later attempt can succeed. False if the error is not from the database.
-    """
-    cause = database_cause(error)
-    state, result = getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorcode", None)
-    if getattr(error, "connection_invalidated", False) or cause is None:
-        return cause is not None
-    if result is not None:
-        # The low byte of an extended result is the primary one.
-        return result & 0xFF in _TEMPORARY_RESULTS
-    if state is not None:
-        return state.startswith(_TEMPORARY_STATES) or cause.args[0] in _TEMPORARY_CODES
-    if isinstance(error, StatementError):
-        return isinstance(error, (OperationalError, InterfaceError))
-    return True
-
 
 _NOT_VALID = (
     "the database URL is not valid; write it like postgresql://user:password@host/name or "

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from agents_session_metadata import is_unavailable
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.dialects.urls import database_cause
+from agents_session_metadata.dialects.codes import database_cause
 from agents_session_metadata.errors import SessionMetadataError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONObject
