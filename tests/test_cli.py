@@ -686,6 +686,21 @@ async def test_export_and_import(cli, filled, tmp_path, form):
     assert [info async for info in filled.iter_sessions(count_items=True)] == before
 
 
+async def test_an_export_of_sessions_by_id_names_the_missing_ones(cli, filled):
+    def ids(result):
+        return sorted(json.loads(line)["session_id"] for line in result.stdout.splitlines())
+
+    assert ids(await cli("export", "a", "c")) == ["a", "c"]
+    result = await cli("export", "a", "nope", code=1)
+    assert ids(result) == ["a"]
+    assert result.stderr == "exported 1 session\nthere is no session nope\n"
+    result = await cli("export", "a", "c", "--meta", "owner_id=u1", code=1)
+    assert ids(result) == ["a"]
+    assert ids(await cli("export", "Chat b", "--by", "title")) == ["b"]
+    assert "--by requires SESSION" in (await cli("export", "--by", "title", code=2)).stderr
+    assert "no session matches" in (await cli("export", "nope", code=1)).stderr
+
+
 async def test_line_ends_of_another_system(cli, filled, tmp_path):
     before = [info async for info in filled.iter_sessions(count_items=True)]
     for form in ("--jsonl", "--json"):

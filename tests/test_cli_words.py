@@ -791,14 +791,27 @@ def test_the_statuses_of_runs_are_those_of_the_library():
     assert f"--status must be one of {statuses}, got done" in said(result.stderr)
 
 
-def test_completion():
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("res", "resume-check"),
+        ("runs --status w", "waiting"),
+        ("usage --by owner", "owner_id"),
+        ("finish chat-1 f", "failed"),
+        ("replay --feedback n", "negative"),
+        ("import --on-conflict r", "replace"),
+        ("index drop '\\$t'", "$text"),
+    ],
+)
+def test_the_shell_completes_commands_and_fixed_values(words, expected):
     done = shell(
-        "COMP_WORDS='agent-sessions res' COMP_CWORD=1 _AGENT_SESSIONS_COMPLETE=bash_complete "
+        f'COMP_WORDS="agent-sessions {words}" COMP_CWORD={len(words.split())} '
+        "_AGENT_SESSIONS_COMPLETE=bash_complete "
         '{python} -c \'import sys; sys.argv[0] = "agent-sessions"; '
         "from agents_session_metadata.cli import main; main()'",
         ".",
     )
-    assert done.stdout.split() == ["plain,resume-check"]
+    assert done.stdout.split() == [f"plain,{expected}"]
 
 
 def test_what_changes_something_answers_in_json(tmp_path):

@@ -243,11 +243,11 @@ async def _completed(function: Command, database: Database, params: dict[str, An
 
 async def _resolve(database: Database, by: str, params: dict[str, Any]) -> None:
     """Replaces the values under the key of --by with the ids of the sessions that have them."""
-    found = []
+    texts, found = params["sessions"] if "sessions" in params else [params["session"]], []
+    if not texts or None in texts:
+        usage("--by requires SESSION")
     async with database.open() as catalog:
-        for text in params.get("sessions") or [params["session"]]:
-            if text is None:
-                usage("--by requires SESSION")
+        for text in texts:
             value = normalize_agent(text) if by == AGENT else parse_value(text)
             page = await catalog.list_sessions({by: {"$eq": value}}, limit=2, keys=[])
             if len(page.sessions) != 1:

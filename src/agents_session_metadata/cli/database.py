@@ -6,13 +6,17 @@ import click
 
 from agents_session_metadata.text import escaped
 
-from . import output
+from . import options, output
 from .app import cli
 from .connection import Database, database_options
 from .options import flag, usage
 from .output import NothingFoundError, Table, counted, show, shown
 
-_key_argument = click.argument("key", help="$updated_at for lists, $text for search.")
+_key_argument = click.argument(
+    "key",
+    shell_complete=options.completing("$updated_at", "$text"),
+    help="$updated_at for lists, $text for search.",
+)
 
 
 @cli.group()

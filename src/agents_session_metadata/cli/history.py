@@ -179,7 +179,11 @@ def _lines(item: Any) -> Iterator[str]:
 @click.option("--model", help="Ask this model instead of using the recorded answers.")
 @flag("--texts", help="With --model: another text of the assistant is a difference.")
 @options.filters
-@click.option("--feedback", help="Only sessions with this vote: positive or negative.")
+@click.option(
+    "--feedback",
+    shell_complete=options.completing("positive", "negative"),
+    help="Only sessions with this vote: positive or negative.",
+)
 @click.option(
     "--since",
     metavar="TIME",

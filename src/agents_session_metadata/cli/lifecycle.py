@@ -210,7 +210,12 @@ async def resume_check(
     epilog="Example: agent-sessions finish chat-1 completed --summary 'the build is green'"
 )
 @options.optional_session
-@click.argument("outcome", required=False, help="completed, failed or abandoned.")
+@click.argument(
+    "outcome",
+    required=False,
+    shell_complete=options.completing("completed", "failed", "abandoned"),
+    help="completed, failed or abandoned.",
+)
 @click.option("--summary", help="The result, in a sentence.")
 @flag("--hook", help="Read the JSON of an orchestrator's stop hook from stdin.")
 @database_options(by=True, limits=True)

@@ -28,6 +28,13 @@ Function: TypeAlias = Callable[..., Any]
 
 PAIRS = "KEY=VALUE"
 flag = partial(click.option, is_flag=True)
+
+
+def completing(*values: str) -> Any:
+    """Returns a `shell_complete` with these values, for a parameter whose command checks them."""
+    return lambda _ctx, _param, text: [each for each in values if each.startswith(text)]
+
+
 session = click.argument("session", help="The session id.")
 optional_session = click.argument("session", required=False, help="The session id.")
 meta = click.option(

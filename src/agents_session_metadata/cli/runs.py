@@ -25,7 +25,11 @@ _as_option = click.option("--as", "by_name", help="Who decides; stored with the 
 
 
 @cli.command(epilog="Example: agent-sessions runs --status waiting --meta owner_id=u1")
-@click.option("--status", help="Only running, waiting, interrupted or failed runs.")
+@click.option(
+    "--status",
+    shell_complete=options.completing("running", "waiting", "interrupted", "failed"),
+    help="Only running, waiting, interrupted or failed runs.",
+)
 @options.filters
 @options.pages("runs", 20)
 @database_options()

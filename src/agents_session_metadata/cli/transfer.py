@@ -98,6 +98,7 @@ async def cleanup(
 
 
 @cli.command(epilog="Example: agent-sessions export --meta owner_id=u1 --output sessions.jsonl")
+@click.argument("sessions", metavar="[SESSION]...", nargs=-1, help="The session ids. Default: all.")
 @options.filters
 @click.option("--output", "-o", "file", help="The file to write. Default, and -: stdout.")
 @options.jsonl
@@ -108,9 +109,10 @@ async def cleanup(
     default="records",
     help="records, or evals: a line per turn.",
 )
-@database_options()
+@database_options(by=True)
 async def export(
     database: Database,
+    sessions: Sequence[str],
     where: Any,
     file: str | None,
     as_lines: bool,  # noqa: ARG001  # the usual form
@@ -118,13 +120,19 @@ async def export(
 ) -> None:
     """Export sessions with history and metadata, one JSON record per line.
 
+    With session ids and a filter, exports those of the sessions that match. If a session does not
+    exist or does not match, the exit code is 1.
+
     With --as evals, a line has the input and the ideal answer of a turn, as OpenAI's evals read it.
 
     With --json, the output is one list of records. An existing file is replaced when the export is
     complete, and keeps its permissions. Sessions with a corrupt value are left out: exit code 1.
     """
     corrupt: list[Exception] = []
-    sessions, left_out, batch = 0, 0, list[Any]()
+    found, left_out, batch = 0, 0, list[Any]()
+    missing = dict.fromkeys(sessions)
+    if sessions:
+        where = {"$and": [{"$session_id": {"$in": [*sessions]}}, where or {}]}
     async with database.open() as catalog:
         exported = catalog.export_sessions(where, on_corrupt=corrupt.append)
         with output.writing(file) as opened:
@@ -134,25 +142,31 @@ async def export(
             )
             with output.progress("Exporting", total, output=opened) as reach:
                 async for record in exported:
-                    sessions += 1
+                    found += 1
+                    missing.pop(record["session_id"], None)
                     lines = [record] if form == "records" else _eval_lines(record)
                     left_out += sum(line is None for line in lines)
                     batch += filter(None, lines)
                     if len(batch) >= _BATCH:
                         await records.add(batch)
                         batch.clear()
-                        reach(sessions)
+                        reach(found)
                 await records.add(batch)
-            if opened is not sys.stdout and not sessions:
+            if opened is not sys.stdout and not found:
                 raise click.ClickException(output.no_match(where))
             await records.close()
-    if not sessions and not corrupt:
+    if not found and not corrupt:
         raise NothingFoundError(output.no_match(where))
     turns = f"{counted(records.count, 'turn')} of " if form == "evals" else ""
-    output.say(f"exported {turns}{counted(sessions, 'session')}")
+    output.say(f"exported {turns}{counted(found, 'session')}")
     if left_out:
         output.say(f"left out {counted(left_out, 'turn')} without a final text")
+    left = missing.keys() - {getattr(error, "session_id", None) for error in corrupt}
+    for each in sorted(left):
+        output.say(output.no_session(each))
     output.report(corrupt)
+    if left:
+        raise click.exceptions.Exit(1)
 
 
 def _eval_lines(record: Any) -> list[Any]:

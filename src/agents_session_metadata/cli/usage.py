@@ -38,6 +38,7 @@ _NUMBERS = {
     "--by",
     "fields",
     multiple=True,
+    shell_complete=options.completing("day", "agent", "model", "owner_id", "session_id"),
     help="day, agent, model, owner_id or session_id; repeatable. Default: day and model.",
 )
 @click.option("--since", type=_DAY, help="The first day (UTC).")
