@@ -189,10 +189,7 @@ def room(answer: JSONObject | None = None) -> int:
 
 
 async def cut_page(
-    name: str,
-    fetch: Callable[[int], Awaitable[Any]],
-    show: Callable[[Any, int], Any],
-    limit: int,
+    name: str, fetch: Callable[[int], Awaitable[Any]], show: Callable[[Any, int], Any], limit: int
 ) -> JSONObject:
     """Returns a page of records that fits one answer, with the cursor after its last record.
 
@@ -229,12 +226,7 @@ async def cut_page(
 
 
 def keys_from(
-    stored: JSONObject,
-    whole: int,
-    tool: str,
-    *,
-    offset: int = 0,
-    longest: int = ANSWER_CHARACTERS,
+    stored: JSONObject, whole: int, tool: str, *, offset: int = 0, longest: int = ANSWER_CHARACTERS
 ) -> JSONObject:
     """Returns the keys from `offset` on, in order, that fit in `whole` characters.
 

@@ -20,10 +20,9 @@ from mcp.types import (
 )
 from mcp.types import Tool as PublishedTool
 from pydantic import BaseModel, ValidationError
+from sqlalchemy.exc import StatementError
 
-from agents_session_metadata import is_unavailable
-from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.dialects.codes import database_cause
+from agents_session_metadata import SessionCatalog, is_unavailable
 from agents_session_metadata.errors import SessionMetadataError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONObject
@@ -158,14 +157,16 @@ class MetadataServer(Server[Any]):
 
     def _describe(self, tool: str, error: Exception) -> str:
         """Returns the text that a model may read. Details for operators go to the log."""
-        cause = database_cause(error)
-        kind = type(cause or error).__name__
-        if cause is not None:
-            # The statement's parameters are metadata of users: they stay out of the log.
-            logger.error("%s: database error %s: %s", tool, kind, cause)
+        # The parameters of a statement are metadata of users: they stay out of the log.
+        cause = getattr(error, "orig", None) or error
+        kind = type(cause).__name__
+        problem = None
+        if is_unavailable(error):
+            problem = "the database cannot be reached or is overloaded; try again later"
+        elif isinstance(error, StatementError):
             problem = "the database refused a statement; do not try again"
-            if is_unavailable(error):
-                problem = "the database cannot be reached or is overloaded; try again later"
+        if problem is not None:
+            logger.error("%s: database error %s: %s", tool, kind, cause)
             return f"database error ({kind}): {problem}"
         if isinstance(error, (SessionMetadataError, ValueError)):
             return str(error)

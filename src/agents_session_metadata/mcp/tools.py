@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata import PendingCall, RunInfo, RunStatus, SessionCatalog, SessionRuns
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
-from agents_session_metadata.runs.approvals import PendingCall, RunInfo, RunStatus
-from agents_session_metadata.runs.runs import SessionRuns
+from agents_session_metadata.keys import AGENT, normalize_agent
 from agents_session_metadata.types import ItemInfo, JSONObject, SearchHit, SearchPage, SessionInfo
 
 from .answers import (
@@ -66,11 +65,7 @@ class ServedCatalog:
         """
         by = arguments.pop("by", None)
         if by is not None:
-            try:
-                found = await self.catalog._only_session(by, arguments["session"])
-                return {**arguments, "session": found}
-            except LookupError as error:
-                raise ValueError(f"{error}; pass the session's id without by") from None
+            return {**arguments, "session": await self._find(by, arguments["session"])}
         if self.session is None or "session" not in arguments:
             return arguments
         given = arguments["session"]
@@ -80,6 +75,14 @@ class ServedCatalog:
                 f"{to_text(self.session)}"
             )
         return {**arguments, "session": self.session}
+
+    async def _find(self, key: str, value: str) -> str:
+        wanted = normalize_agent(value) if key == AGENT else value
+        page = await self.catalog.list_sessions({key: {"$eq": wanted}}, limit=2, keys=[])
+        if len(page) == 1:
+            return page.sessions[0].session_id
+        problem = "more than one session has" if page.sessions else "no session has"
+        raise ValueError(f"{problem} {key}={value}; pass the session's id without by")
 
     def restrict(self, where: JSONObject | None) -> JSONObject | None:
         if self.session is None:
@@ -222,11 +225,7 @@ async def get_history(
     page = await cut_page(
         "items",
         lambda most: view.catalog.list_items(
-            session,
-            limit=most,
-            cursor=cursor,
-            newest_first=newest_first,
-            max_bytes=_PAGE_BYTES,
+            session, limit=most, cursor=cursor, newest_first=newest_first, max_bytes=_PAGE_BYTES
         ),
         _item,
         limit,
@@ -280,10 +279,7 @@ async def list_runs(
     """
     runs, restricted = SessionRuns(view.catalog), view.restrict(where)
     page = await cut_page(
-        "runs",
-        lambda most: runs.list(status, restricted, limit=most, cursor=cursor),
-        _run,
-        limit,
+        "runs", lambda most: runs.list(status, restricted, limit=most, cursor=cursor), _run, limit
     )
     return {"note": WAITING_NOTE, **page}
 
@@ -373,9 +369,13 @@ def _item(info: ItemInfo, whole: int) -> JSONObject:
 
 
 def _hit(hit: SearchHit, _whole: int) -> JSONObject:  # never long
-    found = {"session": hit.session_id, **vars(hit)}
-    del found["session_id"], found["highlights"]
-    return found
+    return {
+        "session": hit.session_id,
+        "item_id": hit.item_id,
+        "created_at": hit.created_at,
+        "role": hit.role,
+        "snippet": hit.snippet,
+    }
 
 
 def _run(run: RunInfo, whole: int) -> JSONObject:
