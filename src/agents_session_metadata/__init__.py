@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         SessionLifecycle,
         resumable_sessions,
     )
-    from .query.filters import FILTER_OPERATORS, Where, filter_hint
+    from .query.filters import FILTER_OPERATORS, Where, check_filter, filter_hint
     from .query.ordering import OrderBy
     from .query.pages import OnCorrupt
     from .replay import Replay, ReplayDifference, ReplayResult
@@ -199,6 +199,7 @@ __all__ = [
     "ValueCount",
     "Where",
     "add_invocation",
+    "check_filter",
     "filter_hint",
     "is_unavailable",
     "normalize_agent",
@@ -213,7 +214,7 @@ _MODULES = {
     "tracking.budget": ["Budget", "Remaining"],
     "transfer.exports": ["OnConflict"],
     "dialects.codes": ["is_unavailable"],
-    "query.filters": ["FILTER_OPERATORS", "Where", "filter_hint"],
+    "query.filters": ["FILTER_OPERATORS", "Where", "check_filter", "filter_hint"],
     "query.ordering": ["OrderBy"],
     "query.pages": ["OnCorrupt"],
     "lifecycle": [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents_session_metadata import InvalidFilterError, SessionCatalog
+from agents_session_metadata import InvalidFilterError, SessionCatalog, check_filter
 
 pytestmark = pytest.mark.logic
 
@@ -202,3 +202,10 @@ async def test_an_error_does_not_repeat_a_long_value(catalog):
         await catalog.list_sessions({"a": {"$gt": ["a secret of somebody"]}})
     assert "secret" not in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+def test_a_filter_can_be_checked_without_a_database() -> None:
+    check_filter(None)
+    check_filter({"tags": {"$contains": "x"}})
+    with pytest.raises(InvalidFilterError, match="unknown operator"):
+        check_filter({"tags": {"$has": "x"}})

@@ -54,6 +54,7 @@ from agents_session_metadata import (
     UsageRow,
     ValueCount,
     Where,
+    check_filter,
     filter_hint,
     is_unavailable,
     session_tables,
@@ -285,6 +286,7 @@ async def a_door(catalog: SessionCatalog, session: SQLAlchemyMetadataSession) ->
     hit = (await catalog.search("tram")).hits[0]
     assert_type(hit.item, dict[str, Any] | None)
     assert_type(FILTER_OPERATORS, tuple[str, ...])
+    check_filter({"size": {"$gte": 1}})
     assert_type(filter_hint({"tags": {"contains": "x"}}), str | None)
     exists, missing = ItemExistsError("chat", "msg_1"), ItemNotFoundError("chat", 1)
     assert_type((exists.item_id, missing.item_id), tuple[str, int | str])

@@ -200,6 +200,18 @@ FILTER_OPERATORS: tuple[str, ...] = tuple(OPERATORS)
 """The operators of filters on a key. `$and`, `$or` and `$not` combine filters."""
 
 
+def check_filter(where: Where | None) -> None:
+    """Check a filter without a database, such as before storing it or while a person types it.
+
+    Args:
+        where: A filter.
+
+    Raises:
+        InvalidFilterError: If the filter is invalid.
+    """
+    parse_filter(where)
+
+
 def filter_hint(where: object) -> str | None:
     """Describe an operator in a filter whose `$` was probably forgotten.
 
