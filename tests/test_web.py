@@ -239,8 +239,6 @@ def test_arguments() -> None:
         (TypeError, {"catalog": catalog, "scope": {"owner_id": "u1"}}),
         (TypeError, {"catalog": catalog, "scope": None, "allowed_hosts": "localhost"}),
         (ValueError, {"catalog": catalog, "scope": None, "allowed_hosts": []}),
-        (TypeError, {"catalog": catalog, "scope": None, "by": 7}),
-        (TypeError, {"catalog": catalog, "scope": None, "currency": 7}),
         (ValueError, {"catalog": catalog, "scope": None, "max_streams": 0}),
         (ValueError, {"catalog": catalog, "scope": None, "max_streams_per_scope": 0}),
     ):

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.errors import (
     InvalidCursorError,
+    ItemNotFoundError,
     SessionBusyError,
     SessionChangedError,
     SessionNotFoundError,
@@ -33,14 +34,7 @@ from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import answer_to
 
 from . import list_page, runs_page, session_page, statistics_page
-from .call import (
-    HEADERS,
-    DecidedBy,
-    Options,
-    PageCall,
-    check_request,
-    read_form,
-)
+from .call import HEADERS, DecidedBy, Options, PageCall, check_request, read_form
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
@@ -77,6 +71,7 @@ _FILES = {
 _REFUSALS = (
     # The same for a missing session as for one outside the scope.
     (SessionNotFoundError, 404, "The session does not exist."),
+    (ItemNotFoundError, 404, "The item does not exist any more."),
     (InvalidCursorError, 400, "This page belongs to another list. Go back to the first page."),
     (
         TablesMissingError,
@@ -130,7 +125,7 @@ def browser_app(
         The application.
 
     Raises:
-        TypeError: If an argument has the wrong type.
+        TypeError: If `catalog` or `scope` has the wrong type, or `allowed_hosts` is a string.
         ValueError: If `allowed_hosts` is empty, or a number of streams is not positive.
     """
     check_catalog(catalog, scope)
@@ -138,10 +133,6 @@ def browser_app(
         raise TypeError(f"allowed_hosts must be a list of names, not the string {allowed_hosts!r}")
     if not allowed_hosts:
         raise ValueError("allowed_hosts must contain at least one name")
-    if not (by is None or isinstance(by, str) or callable(by)):
-        raise TypeError(f"by must be a string or a function, got {type(by).__name__}")
-    if not isinstance(currency, str):
-        raise TypeError(f"currency must be a string, got {type(currency).__name__}")
     if min(max_streams, max_streams_per_scope) < 1:
         raise ValueError("max_streams and max_streams_per_scope must be positive")
     hosts = frozenset(each.lower() for each in allowed_hosts)
@@ -158,7 +149,7 @@ class _BrowserApp(HTTPApp):
         try:
             check_request(request, self.options.hosts)
             response = await self._answer(request, call)
-        except Exception as error:  # noqa: BLE001  # told without its message
+        except Exception as error:  # noqa: BLE001  # shown without its message
             refused = _refusal(error)
             phrase = HTTPStatus(refused.status_code).phrase
             response = call.render(

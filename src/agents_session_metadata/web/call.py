@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata import SessionCatalog
 from agents_session_metadata.http.app import GetScope
 from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import read_bytes
@@ -42,10 +42,12 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters["ago"] = ago
 _TEMPLATES.filters["parse_time"] = parse_time
-for _name in ("encoded", "shown", "number", "short", "seconds", "exact", "as_json", "title"):
-    _TEMPLATES.filters[_name] = getattr(formats, _name)
-for _name in ("tags", "readable", "is_short"):
-    _TEMPLATES.filters[_name] = getattr(formats, _name)
+for _format in (
+    *(formats.encoded, formats.shown, formats.number, formats.short, formats.seconds),
+    *(formats.exact, formats.as_json, formats.title, formats.tags, formats.readable),
+    formats.is_short,
+):
+    _TEMPLATES.filters[_format.__name__] = _format
 
 
 def _in_room(name: str) -> Any:
@@ -124,10 +126,13 @@ class PageCall:
             raise HTTPException(400, "The URL contains no session id.")
         return found
 
-    def item_id(self, name: str, *, required: bool = True) -> int | None:
+    def item_id(self, name: str) -> int | None:
+        """Returns None without the parameter."""
+        text = self.form.get(name) or self.query.get(name)
+        return self.needed_item_id(name) if text else None
+
+    def needed_item_id(self, name: str) -> int:
         text = self.form.get(name) or self.query.get(name) or ""
-        if not text and not required:
-            return None
         if not (text.isascii() and text.isdecimal() and len(text) < 19):
             raise HTTPException(400, f"`{name}` must be the id of an item.")
         return int(text)
@@ -226,10 +231,7 @@ async def read_form(request: Request) -> dict[str, str]:
         body = await read_bytes(request, LARGEST_FORM, FORM_SECONDS)
         fields = dict(
             parse_qsl(
-                body.decode(),
-                keep_blank_values=True,
-                errors="strict",
-                max_num_fields=_MOST_FIELDS,
+                body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
             )
         )
     except ValueError:

@@ -14,14 +14,12 @@ from urllib.parse import urlencode
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from agents_session_metadata import filter_hint, keys
-from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata import SessionCatalog, check_filter, filter_hint, keys
 from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
     TablesMissingError,
 )
-from agents_session_metadata.query.filters import parse_filter as check_filter
 from agents_session_metadata.text import strict_json
 from agents_session_metadata.types import JSONObject, SearchHit, SearchPage, SessionInfo
 
@@ -100,14 +98,14 @@ class ListState:
         try:
             check_filter(self.where)
         except ValueError as error:
-            return sentence(error)
+            return sentence(str(error))
         return ""
 
     @property
     def hint(self) -> str:
         """What a filter that matches nothing may have meant."""
         found = filter_hint(self.where)
-        return f"{found[0].upper()}{found[1:]}." if found else ""
+        return sentence(found) if found else ""
 
     @property
     def conditions(self) -> list[JSONObject]:
@@ -155,8 +153,7 @@ class ListState:
         return self.first(chosen=tuple(each for each in self.chosen if each[0] != key))
 
 
-def sentence(error: Exception) -> str:
-    text = str(error)
+def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
@@ -319,7 +316,7 @@ async def sessions(call: PageCall) -> Response:
         except InvalidCursorError:
             raise
         except (TablesMissingError, ValueError) as error:
-            problem = sentence(error)
+            problem = sentence(str(error))
             return call.render("sessions.html", 400, view=view, orders=ORDERS, problem=problem)
         hits = {hit.session_id: hit for hit in found.hits}
         infos = await read_infos(call.catalog, hits, **options)

@@ -8,10 +8,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata import SessionCatalog, SessionRuns
 from agents_session_metadata.errors import RunInterruptedError, SessionBusyError
-from agents_session_metadata.history.pairs import is_user_message
-from agents_session_metadata.runs.runs import SessionRuns
 
 from .call import PageCall
 from .formats import content_of
@@ -71,8 +69,11 @@ async def _request(catalog: SessionCatalog, session_id: str) -> str:
     newest = await catalog.list_items(
         session_id, limit=_LOOKED_THROUGH, newest_first=True, max_bytes=_BYTES
     )
-    items: list[Any] = [each.item for each in newest.items if is_user_message(each.item)]
-    return content_of(items[0].get("content"))[0] if items else ""
+    for info in newest:
+        item: Any = info.item
+        if isinstance(item, dict) and item.get("role") == "user":
+            return content_of(item.get("content"))[0]
+    return ""
 
 
 async def approve(call: PageCall) -> Response:

@@ -14,13 +14,14 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from agents_session_metadata import keys
-from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
-from agents_session_metadata.history.items import cursors_at
-from agents_session_metadata.lifecycle import history_of
-from agents_session_metadata.runs.runs import SessionRuns
+from agents_session_metadata import SessionRuns, keys
+from agents_session_metadata.errors import (
+    CorruptMetadataError,
+    ItemNotFoundError,
+    SessionNotFoundError,
+)
 from agents_session_metadata.text import ascii_json, parse_time
-from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo, UsageRow
+from agents_session_metadata.types import ItemInfo, ItemPage, Metadata, SessionInfo, UsageRow
 from agents_session_metadata.values import id_problem
 
 from .call import PageCall
@@ -35,10 +36,10 @@ _BYTES = 8 << 20
 """Of the stored items that a page reads."""
 _LONGEST_INDENTED = 200_000
 _MOST_COUNTED = 1_000
-_ERROR = "An error occurred while running the tool"
-"""The beginning of what the SDK sends to the model if a tool fails."""
 _ITEMS_BEFORE = 20
 """The number of items before the item in the URL."""
+_ERROR = "An error occurred while running the tool"
+"""The beginning of what the SDK sends to the model if a tool fails."""
 
 
 async def load_session(call: PageCall) -> tuple[SessionInfo, list[str]]:
@@ -55,24 +56,20 @@ async def load_session(call: PageCall) -> tuple[SessionInfo, list[str]]:
 
 async def session(call: PageCall) -> Response:
     info, corrupt = await load_session(call)
-    item_id = call.item_id("item", required=False)
-    cursors = None
-    if item_id is not None:
-        cursors = await cursors_at(call.catalog._store, info.session_id, item_id)
-    newest = cursors is None and (item_id is not None or call.query.get("from") == "end")
+    item_id = call.item_id("item")
+    newest = item_id is None and _is_from_end(call)
     cursor = None if item_id is not None else call.query.get("cursor") or None
-    if cursors is not None:
-        items, older, later = await _around(call, info.session_id, *cursors)
-    else:
-        page = await call.catalog.list_items(
-            info.session_id,
-            limit=_ITEMS,
-            cursor=cursor,
-            newest_first=newest,
-            max_bytes=_BYTES,
-        )
-        items = page.items[::-1] if newest else page.items
-        older, later = (page.next_cursor, None) if newest else (None, page.next_cursor)
+    try:
+        if item_id is None:
+            page = await _items(call, info.session_id, cursor=cursor, newest_first=newest)
+        else:
+            page = await _around(call, info.session_id, item_id)
+    except ItemNotFoundError:
+        newest = True
+        page = await _items(call, info.session_id, newest_first=True)
+    items, older, later = page.items, page.previous_cursor, page.next_cursor
+    if newest:
+        items, older, later = items[::-1], later, older
     runs = SessionRuns(call.catalog)
     usage = await call.catalog.usage(session_id=info.session_id, by=("item_id",))
     return call.render(
@@ -86,7 +83,7 @@ async def session(call: PageCall) -> Response:
         run_keys=keys.RUN_KEYS,
         events=call.url("/events", id=info.session_id),
         item=item_id,
-        item_is_gone=item_id is not None and cursors is None,
+        item_is_gone=item_id is not None and newest,
         newest=newest,
         cursor=cursor,
         older=older,
@@ -96,33 +93,35 @@ async def session(call: PageCall) -> Response:
     )
 
 
-async def _around(
-    call: PageCall, session_id: str, before_item: str, from_item: str
-) -> tuple[list[ItemInfo], str | None, str | None]:
-    """Returns an item and those around it, and the cursors for older and later items."""
-    before = await call.catalog.list_items(
+def _is_from_end(call: PageCall) -> bool:
+    return call.query.get("from") == "end"
+
+
+async def _items(call: PageCall, session_id: str, **place: Any) -> ItemPage:
+    return await call.catalog.list_items(session_id, limit=_ITEMS, max_bytes=_BYTES, **place)
+
+
+async def _around(call: PageCall, session_id: str, item_id: int) -> ItemPage:
+    """Returns the page of an item, most of which comes after it."""
+    list_items = call.catalog.list_items
+    page = await list_items(
+        session_id, around=item_id, limit=2 * _ITEMS_BEFORE, max_bytes=_BYTES // 2
+    )
+    if page.next_cursor is None:
+        return page
+    rest = await list_items(
         session_id,
-        limit=_ITEMS_BEFORE,
-        cursor=before_item,
-        newest_first=True,
-        max_bytes=_BYTES // 4,
+        cursor=page.next_cursor,
+        limit=_ITEMS - 2 * _ITEMS_BEFORE,
+        max_bytes=_BYTES // 2,
     )
-    after = await call.catalog.list_items(
-        session_id, limit=_ITEMS - _ITEMS_BEFORE, cursor=from_item, max_bytes=_BYTES
-    )
-    return before.items[::-1] + after.items, before.next_cursor, after.next_cursor
+    return ItemPage(page.items + rest.items, rest.next_cursor, page.previous_cursor)
 
 
 async def raw(call: PageCall) -> Response:
     info, _ = await load_session(call)
-    newest = call.query.get("from") == "end"
-    page = await call.catalog.list_items(
-        info.session_id,
-        limit=_ITEMS,
-        cursor=call.query.get("cursor") or None,
-        newest_first=newest,
-        max_bytes=_BYTES,
-    )
+    cursor = call.query.get("cursor") or None
+    page = await _items(call, info.session_id, cursor=cursor, newest_first=_is_from_end(call))
     run = await SessionRuns(call.catalog).get(info.session_id)
     return _json({**vars(info), "run": run, **vars(page)})
 
@@ -137,14 +136,11 @@ def _json(document: Any) -> Response:
 
 async def item(call: PageCall) -> Response:
     """Return a whole item as JSON, or one of its images."""
-    session_id, item_id, image = call.session_id(), call.item_id("item"), call.query.get("image")
-    cursors = item_id and await cursors_at(call.catalog._store, session_id, item_id)
-    if not cursors:
-        raise HTTPException(404, "The item does not exist any more.")
-    page = await call.catalog.list_items(session_id, limit=1, cursor=cursors[1])
+    info = await call.catalog.get_item(call.session_id(), call.needed_item_id("item"))
+    image = call.query.get("image")
     if image is None:
-        return _json(page.items[0])
-    found = find_image(page.items[0].item, image)
+        return _json(info)
+    found = find_image(info.item, image)
     if found is None:
         raise HTTPException(404, "The item does not have this image.")
     return Response(found[0], media_type=found[1])
@@ -322,7 +318,7 @@ def _line(call: PageCall, name: str) -> str:
 
 
 async def fork(call: PageCall) -> Response:
-    before = call.item_id("before", required=False)
+    before = call.item_id("before")
     try:
         copy = await call.catalog.fork_session(call.session_id(), before=before)
     except ValueError as error:
@@ -344,12 +340,10 @@ async def delete(call: PageCall) -> Response:
 
 async def ask_rewind(call: PageCall) -> Response:
     info, _ = await load_session(call)
-    before, session_id = call.item_id("before"), info.session_id
-    cursors = before and await cursors_at(call.catalog._store, session_id, before)
-    if not cursors:
-        raise HTTPException(404, "The item does not exist any more.")
-    after = await call.catalog.list_items(
-        session_id, limit=_MOST_COUNTED, cursor=cursors[1], max_bytes=_BYTES
+    session_id, before = info.session_id, call.needed_item_id("before")
+    first = await call.catalog.get_item(session_id, before)
+    rest = await call.catalog.list_items(
+        session_id, limit=_MOST_COUNTED - 1, after=before, max_bytes=_BYTES
     )
     last = await call.catalog.list_items(session_id, limit=1, newest_first=True)
     return call.render(
@@ -358,16 +352,16 @@ async def ask_rewind(call: PageCall) -> Response:
         action="/rewind",
         before=before,
         last=last.items[0].item_id if last.items else 0,
-        first=_step(after.items[0]) if after.items else None,
-        number=f"{len(after.items):,}",
-        more=after.next_cursor is not None,
+        first=_step(first),
+        number=f"{len(rest) + 1:,}",
+        more=rest.next_cursor is not None,
         has_form=True,
     )
 
 
 async def rewind(call: PageCall) -> Response:
-    session_id, before = call.session_id(), call.item_id("before")
-    last = call.item_id("last")
+    session_id, before = call.session_id(), call.needed_item_id("before")
+    last = call.needed_item_id("last")
     try:
         await call.catalog.rewind_session(session_id, before=before, expect_last=last)
     except ValueError as error:
@@ -376,7 +370,7 @@ async def rewind(call: PageCall) -> Response:
 
 
 def _cannot(error: ValueError) -> HTTPException:
-    return HTTPException(409, sentence(error))
+    return HTTPException(409, sentence(str(error)))
 
 
 @dataclass(frozen=True)
@@ -390,14 +384,15 @@ class Phase:
 
 def phases(info: SessionInfo) -> list[Phase]:
     """Returns the recorded phases; none if the stored value has another form."""
-    moves = history_of(info.metadata)[-_MOST_PHASES:]
+    history = info.metadata.get(keys.PHASE_HISTORY)
+    moves = list[tuple[str, datetime]]()
+    for entry in history[-_MOST_PHASES:] if isinstance(history, list) else []:
+        at = parse_time(entry.get("at")) if isinstance(entry, dict) else None
+        if at is not None and isinstance(entry.get("phase"), str):
+            moves.append((entry["phase"], at))
     is_finished = parse_time(info.metadata.get(keys.FINISHED_AT)) is not None
-    ends = [move.at for move in moves[1:]] + [None if is_finished else datetime.now(timezone.utc)]
+    ends = [at for _, at in moves[1:]] + [None if is_finished else datetime.now(timezone.utc)]
     return [
-        Phase(
-            move.phase,
-            move.at,
-            seconds(max((end - move.at).total_seconds(), 0) * 1000) if end else "",
-        )
-        for move, end in zip(moves, ends, strict=False)
+        Phase(name, at, seconds(max((end - at).total_seconds(), 0) * 1000) if end else "")
+        for (name, at), end in zip(moves, ends, strict=False)
     ]
