@@ -1,6 +1,7 @@
 """Runs that take turns, survive crashes and wait for approvals.
 
-In `runs`, `SessionRuns._claim` decides who takes or resumes a run. `lease` writes the row of a run,
-`journal` its steps, `session` its history. `records` has the texts that are stored, lists of runs
-and decisions; `feature` has the tables, and `status_of` tells that a run was interrupted.
+`runs` has `SessionRuns`; `claim` takes the run of a session and holds its lease; `work` does the
+run; `execution` has the session, models, tools and hooks that the SDK's runner meets; `record` has
+what is recorded; `approvals` has lists and decisions; `feature` has the tables. CONTRIBUTING.md
+follows a run through these modules.
 """
