@@ -97,15 +97,15 @@ class ReplayResult:
 
 
 @dataclass
-class _Step:
+class _RecordedStep:
     answer: list[JSONObject] = field(default_factory=list)
     outputs: list[JSONObject] = field(default_factory=list)
 
 
 @dataclass
-class _Turn:
+class _RecordedTurn:
     inputs: list[JSONObject] = field(default_factory=list)
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[_RecordedStep] = field(default_factory=list)
 
     @property
     def items(self) -> list[JSONObject]:
@@ -350,12 +350,12 @@ class _Memory(SessionABC):
 class _Tape(Model):
     """Gives back the recorded answers of a turn, and before each call finds its output."""
 
-    def __init__(self, turns: Iterable[_Turn], model: Model | None) -> None:
+    def __init__(self, turns: Iterable[_RecordedTurn], model: Model | None) -> None:
         self.ended: str | None = None
         self.differences: list[ReplayDifference] = []
         self.outputs: dict[str, Any] = {}
         self._number, self._model = 0, model
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[_RecordedStep] = deque()
         self._by_call: dict[str, deque[Any]] = {}
         for step in (step for turn in turns for step in turn.steps):
             outputs = {each.get("call_id"): each.get("output") for each in step.outputs}
@@ -364,7 +364,7 @@ class _Tape(Model):
                     recorded = self._by_call.setdefault(_call_of(item), deque())
                     recorded.append(outputs[item["call_id"]])
 
-    def begin(self, number: int, turn: _Turn) -> None:
+    def begin(self, number: int, turn: _RecordedTurn) -> None:
         self._number = number
         self._steps.extend(turn.steps)
         if not turn.steps:
@@ -492,9 +492,9 @@ class _Copies:
         return copied
 
 
-def _turns(items: Iterable[JSONObject]) -> Iterable[_Turn]:
+def _turns(items: Iterable[JSONObject]) -> Iterable[_RecordedTurn]:
     """Cuts a history: inputs begin a turn, and outputs end an answer of the model."""
-    turn = _Turn()
+    turn = _RecordedTurn()
     for item in items:
         kind = str(item.get("type"))
         if kind in _OUTPUTS:
@@ -502,12 +502,12 @@ def _turns(items: Iterable[JSONObject]) -> Iterable[_Turn]:
                 turn.steps[-1].outputs.append(item)
         elif item.get("role", "assistant") == "assistant":
             if not turn.steps or turn.steps[-1].outputs:
-                turn.steps.append(_Step())
+                turn.steps.append(_RecordedStep())
             turn.steps[-1].answer.append(item)
         else:
             if turn.steps:
                 yield turn
-                turn = _Turn()
+                turn = _RecordedTurn()
             turn.inputs.append(item)
     if turn.inputs or turn.steps:
         yield turn

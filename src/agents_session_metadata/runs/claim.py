@@ -1,8 +1,8 @@
 """How a process takes the run of a session, and the lease that it then holds.
 
 A run holds its session by a token in its row. Each write of the run checks the token in a statement
-of its transaction, so whoever has lost the lease cannot write. The lease also has a time. When it
-has ended, others may take the run; as long as nobody has, the run is still held.
+of its transaction, so a process that has lost the lease cannot write. The lease also has a time.
+When it has ended, others may take the run; until one does, the run is still held.
 """
 
 from __future__ import annotations
@@ -308,8 +308,7 @@ class Settings:
     lease: int
     keep: int
     encryption: Encryption
-    session: dict[str, Any]
-    """Arguments for session objects."""
+    session_options: dict[str, Any]
 
 
 # ---- the lease ----
@@ -324,7 +323,7 @@ class Statements:
         session: Any = bindparam("session")
         until: Any = now + bindparam("lease", type_=BigInteger)
         own = runs.c.session_id == session
-        held = and_(own, runs.c.token == bindparam("of_token"))
+        held = and_(own, runs.c.token == bindparam("lease_token"))
         # By an expression, so that no database walks through the ids of all sessions.
         newest = func.coalesce(func.max(messages.c.id + 0), 0).label("newest")
         in_history = messages.c.session_id == session
@@ -348,7 +347,7 @@ class Statements:
         self.lock_now: Select[Any] = session_row.where(mine).with_for_update(nowait=True)
         self.lock_run_now: Select[Any] = run_row.where(own).with_for_update(nowait=True)
         self.start: Insert = insert(runs).values(status=RUNNING, started_at=now, expires=until)
-        token: Any = bindparam("of_token")
+        token: Any = bindparam("lease_token")
         self.take: Update = update(runs).where(own).values(status=RUNNING, token=token, **written)
         steps_of_session = select(steps.c.number, steps.c.value).where(
             steps.c.session_id == session
@@ -375,7 +374,7 @@ class Statements:
             bindparam("number", type_=Integer),
             bindparam("value", type_=steps.c.value.type),
         )
-        # Locked: who takes the run over reads its steps when this transaction has ended.
+        # Locked: a process that takes the run over reads its steps after this transaction.
         holder = select(runs.c.session_id, number, value).where(held).with_for_update()
         self.add_step: Insert = insert(steps).from_select(["session_id", "number", "value"], holder)
 
@@ -401,7 +400,7 @@ class Lease:
         self.token: str = secrets.token_hex(16)
         self.sql: Statements = statements(store.database.tables, store.database.dialect)
         self._duration = duration
-        self._own = {"session": session_id, "of_token": self.token, "lease": duration}
+        self._own = {"session": session_id, "lease_token": self.token, "lease": duration}
         self._claimed = self._renewed = _clock()
         self.run_id: str | None = None
 
@@ -421,7 +420,7 @@ class Lease:
         if holder not in (None, self.token):
             reason = "taken"
         elif holder is None and self.store.finds(connection, self.session_id):
-            # The run is over. Whoever has taken it before has left an outcome.
+            # The run is over. A process that had taken it has left an outcome.
             age = int((_clock() - self._claimed) * 1_000_000)
             outcome = connection.execute(self.sql.outcome, {**own, "age": age}).first()
             is_own = outcome is not None and outcome.run_id == self.run_id
@@ -489,7 +488,7 @@ def lock_run(store: ScopedStore, connection: Connection, session_id: str) -> Any
     return None if row.run_id is None else row
 
 
-def show(
+def write_status(
     store: ScopedStore, connection: Connection, session_id: str, status: str, agent: str = ""
 ) -> None:
     """Writes the metadata key of the run and, if given, the session's agent."""
@@ -719,7 +718,7 @@ class RunClaim:
         }
         connection.execute(self._sql.start, {**values, "lease": self._settings.lease})
         agent = "" if end.has_agent else request.agent_name
-        show(self._store, connection, request.session_id, RUNNING, agent)
+        write_status(self._store, connection, request.session_id, RUNNING, agent)
         row = SimpleNamespace(**values, state=None, pause=None)
         lease.run_id = row.run_id
         return Claimed(row, RunRecord(lease, progress, encryption, {}, {}))
@@ -748,10 +747,10 @@ class RunClaim:
             ledger = self._newest_usage(connection, durable=progress.durable)
         progress = replace(progress, options=options, ledger=ledger)
         own = {"session": session_id}
-        taken = {"of_token": lease.token, "lease": self._settings.lease}
+        taken = {"lease_token": lease.token, "lease": self._settings.lease}
         connection.execute(self._sql.take, {**own, **taken, "new_progress": progress.dump()})
         if row.status not in (INTERRUPTED, RUNNING):
-            show(self._store, connection, session_id, RUNNING)
+            write_status(self._store, connection, session_id, RUNNING)
         steps: Any = connection.execute(self._sql.read_steps, own)
         loaded = {number: encryption.load(text) for number, text in steps}
         found = decisions_of(connection, self._database, [session_id]) if row.state else {}

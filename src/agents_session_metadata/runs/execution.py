@@ -53,7 +53,7 @@ class RunRecorder(Recorder):
 
     def __init__(self, provider: ModelProvider, record: RunRecord, *, checks_tools: bool) -> None:
         super().__init__(provider)
-        self._record = record
+        self.record = record
         self._checks_tools = checks_tools
 
     def around(self, model: Model, agent: Agent[Any], config: RunConfig) -> Model:
@@ -62,9 +62,9 @@ class RunRecorder(Recorder):
 
     async def answer(self, path: str, tools: Any, handoffs: Any) -> ModelResponse | None:
         """Returns the recorded answer, or None if the model must be asked."""
-        response = self._record.answer(path)
+        response = self.record.answer(path)
         if response is None:
-            await self._record.check()
+            await self.record.check()
         elif self._checks_tools and not path:
             self._check_tools(response, tools, handoffs)
         return response
@@ -73,13 +73,10 @@ class RunRecorder(Recorder):
         known = {*(each.name for each in tools), *(each.tool_name for each in handoffs)}
         for item in response.output:
             name = getattr(item, "name", None)
-            if is_called(item) and name not in known:
+            if is_tool_call(item) and name not in known:
                 problem = f"its run has called {quoted(name)}, which is not there"
-                self._record.error = SessionChangedError(self._record.lease.session_id, problem)
-                raise self._record.error
-
-    async def add(self, path: str, response: ModelResponse, agent: str, model: str | None) -> None:
-        await self._record.add_answer(path, response, agent, model)
+                self.record.error = SessionChangedError(self.record.lease.session_id, problem)
+                raise self.record.error
 
     async def invoke(self, tool: FunctionTool, context: Any, call: ToolCall) -> ToolAnswer:
         return await self._answered(context.tool_call_id, call, may_wait=is_agent(tool))
@@ -95,7 +92,7 @@ class RunRecorder(Recorder):
         return answer.output
 
     async def _answered(self, call_id: str, call: ToolCall, *, may_wait: bool) -> ToolAnswer:
-        record = self._record
+        record = self.record
         if _path.get():  # A tool of an agent that is used as a tool runs again with its agent.
             await record.check()
             return await call()
@@ -103,7 +100,7 @@ class RunRecorder(Recorder):
         if found is not None:
             return found
         await record.check()
-        token = _path.set(record.call(call_id))
+        token = _path.set(record.call_key(call_id))
         try:
             answer = await call()
         finally:
@@ -111,13 +108,13 @@ class RunRecorder(Recorder):
         if record.error is not None:
             raise record.error
         # An agent may wait inside. The hooks hear of its end only when it has ended.
-        record.answers[call_id] = answer
+        record.unheard[call_id] = answer
         if not may_wait:
             await record.add_output(call_id, answer)
         return answer
 
 
-def is_called(item: Any) -> bool:
+def is_tool_call(item: Any) -> bool:
     """Returns whether an item is a call of a function tool, a custom tool or a handoff."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return kind in ("function_call", "custom_tool_call")
@@ -134,7 +131,7 @@ class _RecordedModel(ModelAround):
         response = await self._recorder.answer(path, *_offered(args, kwargs))
         if response is None:
             response = await self.model.get_response(*args, **kwargs)
-            await self._recorder.add(path, response, *self._names)
+            await self._recorder.record.add_answer(path, response, *self._names)
         return response
 
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
@@ -149,7 +146,7 @@ class _RecordedModel(ModelAround):
             async for event in stream:
                 response = response_of(event, items)
                 if response is not None:
-                    await self._recorder.add(path, response, *self._names)
+                    await self._recorder.record.add_answer(path, response, *self._names)
                 yield event
         finally:
             if hasattr(stream, "aclose"):
@@ -221,7 +218,7 @@ class RecordedHooks(RunHooks[Any]):
         await call(context, *args)
 
     async def _end_tool(self, call: Any, context: Any, call_id: str | None, *args: Any) -> None:
-        answer = self._record.answers.pop(call_id, None) or ToolAnswer(args[-1], raised=True)
+        answer = self._record.unheard.pop(call_id, None) or ToolAnswer(args[-1], raised=True)
         await self._record.add_output(call_id, answer)
         if answer.raised:
             for tracker in self._trackers:
@@ -275,7 +272,7 @@ class RunSession(SQLAlchemyMetadataSession):
     async def get_items(self, limit: int | None = None) -> list[Any]:
         if not self._is_repeating:
             return await super().get_items(limit)
-        texts = self._record.base
+        texts = self._record.replaced
         if texts is None:
             rows = await self._store.database.read(self._rows)
             hidden = self._own(rows)[sum(self._counts) :]
@@ -299,7 +296,7 @@ class RunSession(SQLAlchemyMetadataSession):
 
     async def add_items(self, items: list[Any]) -> None:
         if items:
-            # Whoever is cancelled now leaves the items added and counted, or neither.
+            # If the caller is cancelled now, the items are added and counted, or neither.
             await settle(self._add(items))
 
     async def _add(self, items: list[Any]) -> None:
@@ -346,7 +343,7 @@ class RunSession(SQLAlchemyMetadataSession):
         lease = record.lease
         texts = await self._texts(items)
 
-        def write(connection: Connection) -> tuple[_Rows, Progress, list[str] | None, bool]:
+        def write(connection: Connection) -> tuple[_Rows, Progress, list[str] | None]:
             if texts:  # One statement locks the session and makes it the most recent one.
                 is_locked = lease.holds(connection, lease.sql.touch)
                 is_locked = is_locked and store.admits(connection, session_id)
@@ -361,20 +358,20 @@ class RunSession(SQLAlchemyMetadataSession):
             count = record.progress.items + len(texts) - len(deleted)
             progress = replace(record.progress, items=count, writes=counts)
             lease.fence(connection, lease.sql.write, new_progress=progress.dump())
-            is_placed = bool(texts) and record.place(connection)
-            base = record.base
-            if is_other and base is None:
-                base = [text for item_id, text in rows if item_id <= progress.base]
-                record.keep_base(connection, base)
-            return deleted, progress, base, is_placed
+            if texts:
+                record.place(connection)
+            replaced = record.replaced
+            if is_other and replaced is None:
+                replaced = [text for item_id, text in rows if item_id <= progress.base]
+                record.keep_replaced(connection, replaced)
+            return deleted, progress, replaced
 
         try:
             written = await store.database.write(write)
         except FAILURES as error:
             await record.fail(error)
-        deleted, record.progress, record.base, is_placed = written
-        if is_placed:
-            record.placed()
+        deleted, record.progress, record.replaced = written
+        record.is_placed = record.is_placed or bool(texts)
         return deleted
 
     # ---- replacing the history, which compaction does ----

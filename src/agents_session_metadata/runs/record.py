@@ -151,7 +151,7 @@ class RunRecord:
         """The error because of which something was not recorded. It stops the run."""
         self.is_new: bool = False
         """Whether the run has done something that was not recorded before."""
-        self.base: list[str] | None = None
+        self.replaced: list[str] | None = None
         """The items that the history had at the beginning, if the run has replaced them."""
         self.trackers: list[SessionTracker] = []
         """The trackers whose ledger gets the usage of each answer with the answer."""
@@ -159,8 +159,8 @@ class RunRecord:
         """The SDK's usage of the run, which the agents that it uses as tools share."""
         self.was_replayed: bool = False
         """Whether the last answer to the run itself was given back."""
-        self.answers: dict[str | None, ToolAnswer] = {}
-        """The answers of tools whose end the hooks have not heard yet."""
+        self.unheard: dict[str | None, ToolAnswer] = {}
+        """The outputs of tools whose end the hooks have not heard yet."""
         self._answers: dict[str, list[Any]] = {}
         self._outputs: dict[str, Any] = {}
         self._written: set[str] = set()
@@ -169,7 +169,8 @@ class RunRecord:
         self._number = max(steps, default=-1) + 1
         self._unwritten: list[_NewStep] = []
         self._writing = asyncio.Lock()
-        self._is_unplaced = bool(steps)
+        self.is_placed: bool = not steps
+        """Whether all usage that was booked belongs to an item of the history."""
         # Calls that waited at the pause inside an agent that is used as a tool. The SDK finishes
         # them from the state, so nothing is given back for them.
         self._inside = frozenset(progress.inside)
@@ -181,7 +182,7 @@ class RunRecord:
             elif "output" in step:
                 self._outputs[step["call"]] = step
             elif "base" in step:
-                self.base = step["base"]
+                self.replaced = step["base"]
 
     def begin(self) -> None:
         """Must be called when the runner begins."""
@@ -229,15 +230,15 @@ class RunRecord:
 
     # ---- outputs of tools ----
 
-    def call(self, call_id: str | None) -> str:
+    def call_key(self, call_id: str | None) -> str:
         # Some models use an id again in a later turn.
         return f"{self._asked['']} {call_id}"
 
     def is_given_back(self, call_id: str | None) -> bool:
-        return self.call(call_id) in self._outputs
+        return self.call_key(call_id) in self._outputs
 
     def output(self, call_id: str | None) -> ToolAnswer | None:
-        step = self._outputs.get(self.call(call_id))
+        step = self._outputs.get(self.call_key(call_id))
         if step is None:
             return None
         raised, is_default = bool(step.get("raised")), bool(step.get("default"))
@@ -245,7 +246,7 @@ class RunRecord:
 
     async def add_output(self, call_id: str | None, answer: ToolAnswer) -> None:
         """Does nothing if the output is recorded already."""
-        key = self.call(call_id)
+        key = self.call_key(call_id)
         if call_id in self._inside or key in self._written or not self.progress.durable:
             return
         self._written.add(key)
@@ -255,21 +256,15 @@ class RunRecord:
 
     # ---- writing ----
 
-    def keep_base(self, connection: Connection, texts: list[str]) -> None:
-        """Keeps the items that the run began with, before the run replaces them."""
+    def keep_replaced(self, connection: Connection, texts: list[str]) -> None:
+        """Records the items that the run began with, before the run replaces them."""
         if self.progress.durable:
             self._insert(connection, [self._step({"base": texts})])
 
-    def place(self, connection: Connection) -> bool:
-        """Books usage that has no item yet to the newest item. Returns whether there may be any."""
-        if not (self._is_unplaced and self.progress.ledger is not None):
-            return False
-        place_usage(connection, self.lease.store, self.lease.session_id, self.progress.ledger)
-        return True
-
-    def placed(self) -> None:
-        """Must be called when the transaction of `place` is committed."""
-        self._is_unplaced = False
+    def place(self, connection: Connection) -> None:
+        """Books usage that has no item yet to the newest item."""
+        if self.progress.ledger is not None and not self.is_placed:
+            place_usage(connection, self.lease.store, self.lease.session_id, self.progress.ledger)
 
     def _step(
         self, step: Any, booked: Sequence[tuple[SessionTracker, UsageEntry]] = ()
@@ -282,7 +277,7 @@ class RunRecord:
     ) -> None:
         written = self._step(step, booked)
         self._unwritten.append(written)
-        # Whoever is cancelled now finds the step recorded or not, and never recorded twice.
+        # If the caller is cancelled now, the step is recorded once or not at all.
         await settle(self._write(written))
 
     async def _write(self, step: _NewStep) -> None:
@@ -303,7 +298,7 @@ class RunRecord:
             del self._unwritten[: len(steps)]
             for tracker, entry in (each for written in steps for each in written.booked):
                 tracker._books(self.usage, entry)
-                self._is_unplaced = True
+                self.is_placed = False
 
     def _insert(self, connection: Connection, steps: Iterable[_NewStep]) -> None:
         lease = self.lease

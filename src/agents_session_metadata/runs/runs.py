@@ -107,13 +107,11 @@ class SessionRuns:
             raise ValueError(f"keep must not be negative, got {keep}")
         self.catalog: SessionCatalog = catalog
         self._store = catalog._store
-        self._database = catalog._store.database
-        self._encryption = Encryption(encrypt, decrypt)
         self._settings = Settings(
             catalog._store,
             lease // timedelta(microseconds=1),
             keep // timedelta(microseconds=1),
-            self._encryption,
+            Encryption(encrypt, decrypt),
             catalog._session_arguments,
         )
 
@@ -273,7 +271,9 @@ class SessionRuns:
             raise ValueError(f"unknown status {quoted(status)}; expected one of {names}")
         check_limit(limit, LONGEST_PAGE)
         condition = self._store.condition(where)
-        return await read_page(self._store, self._encryption, condition, status, limit, cursor)
+        return await read_page(
+            self._store, self._settings.encryption, condition, status, limit, cursor
+        )
 
     async def get(self, session_id: str) -> RunInfo | None:
         """Return the run of a session, or None if it has none.
@@ -350,10 +350,10 @@ class SessionRuns:
                     "them apart"
                 )
             values = {"approve": approve, "message": message, "decided_by": by, "always": always}
-            add_decision(connection, self._database, row, found[0], **values)
-            return infos_of(connection, self._database, [row], self._encryption)[0]
+            add_decision(connection, self._store.database, row, found[0], **values)
+            return infos_of(connection, self._store.database, [row], self._settings.encryption)[0]
 
-        return await self._database.write(write, prepare=self._store.is_restricted)
+        return await self._store.database.write(write, prepare=self._store.is_restricted)
 
     async def discard(self, session_id: str, *, force: bool = False) -> bool:
         """Give up a run that waits, was interrupted or has failed.
@@ -380,10 +380,10 @@ class SessionRuns:
                 return False
             if row.status == RUNNING and not force:
                 raise SessionBusyError(session_id)
-            give_up(self._database, connection, session_id)
+            give_up(self._store.database, connection, session_id)
             return True
 
-        return await self._database.write(write, prepare=self._store.is_restricted)
+        return await self._store.database.write(write, prepare=self._store.is_restricted)
 
     async def decisions(
         self, session_id: str | None = None, *, since: datetime | None = None

@@ -1,7 +1,7 @@
 """The work of a run, from its beginning, pause or interruption to its end or next pause.
 
-One task does it. Whoever waits for the task can be cancelled, once or often: that interrupts the
-run, and the task still stores what has become of it.
+One task does it. If a caller that waits for the task is cancelled, once or often, the run is
+interrupted, and the task still stores its outcome.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from agents_session_metadata.usage.ledger import USAGE
 from agents_session_metadata.values import error_text, storable_text
 
 from .approvals import dump_pending, dump_state, pending_calls
-from .claim import Claimed, Request, RunClaim, SessionRun, Settings, content_of, show
-from .execution import RecordedHooks, RunRecorder, RunSession, is_called
+from .claim import Claimed, Request, RunClaim, SessionRun, Settings, content_of, write_status
+from .execution import RecordedHooks, RunRecorder, RunSession, is_tool_call
 from .feature import COMPLETED, FAILED, INTERRUPTED, WAITING, keep_outcome, sweep_outcomes
 from .record import RunRecord, dump_final
 
@@ -57,7 +57,7 @@ async def take_turn(settings: Settings, request: Request) -> Work | SessionRun:
     books = bool(trackers) and await _has_ledger(settings)
     while True:
         session = RunSession._in_store(
-            request.session_id, settings.store, must_exist=True, **settings.session
+            request.session_id, settings.store, must_exist=True, **settings.session_options
         )
         wrapped = session if request.session is None else request.session(session)
         if settings.encryption.encrypt is None and _is_encrypted(wrapped):
@@ -298,7 +298,7 @@ class Work:
     async def _check_tools(self, agent: Agent[Any], state: Any) -> None:
         known = {tool.name for tool in await agent.get_all_tools(context_of(state))}
         for item in state.get_interruptions():
-            is_own = item.agent is agent and is_called(item.raw_item)
+            is_own = item.agent is agent and is_tool_call(item.raw_item)
             if is_own and item.name not in known:
                 problem = f"its run waits for {quoted(item.name)}, which is not there"
                 raise SessionChangedError(self._lease.session_id, problem)
@@ -387,6 +387,6 @@ class Work:
                 raise lease.lose(connection)
             is_found = True
             also(connection)
-            show(store, connection, lease.session_id, status)
+            write_status(store, connection, lease.session_id, status)
 
         await settle(insist(lambda: store.database.write(write)))
