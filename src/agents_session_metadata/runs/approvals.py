@@ -133,6 +133,9 @@ def _moment(microseconds: int) -> datetime:
 
 # ---- calls that wait ----
 
+_STORED = "call_id", "tool", "arguments", "agent"
+"""The attributes of a `PendingCall` that are stored with its run."""
+
 
 def pending_calls(items: Iterable[Any]) -> tuple[PendingCall, ...]:
     """Returns the calls of the SDK's approval items."""
@@ -147,7 +150,7 @@ def dump_pending(calls: Iterable[PendingCall], encryption: Encryption) -> str:
     is_sealed = encryption.encrypt is not None
 
     def dumped(call: PendingCall) -> dict[str, Any]:
-        found = {name: getattr(call, name) for name in ("call_id", "tool", "arguments", "agent")}
+        found = {name: getattr(call, name) for name in _STORED}
         if is_sealed and call.arguments is not None:
             found |= {"arguments": encryption.seal(call.arguments), "sealed": True}
         return found
@@ -161,24 +164,18 @@ def load_pending(text: str | None, encryption: Encryption) -> list[PendingCall]:
 
 def _loaded_call(stored: Any, encryption: Encryption) -> PendingCall:
     if isinstance(stored, list):  # Of 0.2.0, which marked sealed arguments in their text.
-        call_id, tool, arguments, agent = stored
-        is_sealed = arguments is not None and arguments.startswith(SEALED)
+        call = PendingCall(*stored)
+        is_sealed = call.arguments is not None and call.arguments.startswith(SEALED)
     else:
-        call_id, tool, arguments, agent = (
-            stored[name] for name in ("call_id", "tool", "arguments", "agent")
-        )
+        call = PendingCall(*(stored[name] for name in _STORED))
         is_sealed = stored.get("sealed", False)
-    return PendingCall(
-        call_id, tool, encryption.shown(arguments) if is_sealed else arguments, agent
-    )
+    return replace(call, arguments=encryption.shown(call.arguments)) if is_sealed else call
 
 
 def dump_state(result: Any, *, strict: bool) -> dict[str, Any]:
     """Raises `UserError` in strict mode if the SDK would drop or convert the context."""
-    context, written = (
-        result.context_wrapper.context,
-        result.to_state().to_json(strict_context=False),
-    )
+    context = result.context_wrapper.context
+    written = result.to_state().to_json(strict_context=False)
     kept = written["context"]["context"] if context is not None else None
     if strict and context is not None and (type(context) is not dict or kept != context):
         raise UserError(

@@ -343,16 +343,15 @@ class Statements:
             own, runs.c.status == RUNNING, runs.c.expires > now
         )
         mine = sessions.c.session_id == session
-        session_row, run_row = select(sessions.c.session_id), select(runs.c.session_id)
-        self.lock_now: Select[Any] = session_row.where(mine).with_for_update(nowait=True)
-        self.lock_run_now: Select[Any] = run_row.where(own).with_for_update(nowait=True)
+        lock, lock_run = select(sessions.c.session_id), select(runs.c.session_id)
+        self.lock_now: Select[Any] = lock.where(mine).with_for_update(nowait=True)
+        self.lock_run_now: Select[Any] = lock_run.where(own).with_for_update(nowait=True)
         self.start: Insert = insert(runs).values(status=RUNNING, started_at=now, expires=until)
         token: Any = bindparam("lease_token")
         self.take: Update = update(runs).where(own).values(status=RUNNING, token=token, **written)
-        steps_of_session = select(steps.c.number, steps.c.value).where(
-            steps.c.session_id == session
-        )
-        self.read_steps: Select[Any] = dialect.locking(steps_of_session.order_by(steps.c.number))
+        of_run = steps.c.session_id == session
+        stored = select(steps.c.number, steps.c.value).where(of_run).order_by(steps.c.number)
+        self.read_steps: Select[Any] = dialect.locking(stored)
         items = select(messages.c.id).where(in_history, messages.c.id > bindparam("base"))
         self.items_since: Select[Any] = items.order_by(messages.c.id)
         self.touch: Update = (
@@ -362,7 +361,7 @@ class Statements:
         self.write: Update = update(runs).where(held).values(**written)
         self.stop: Update = update(runs).where(held).values(expires=0)
         self.finish: Delete = delete(runs).where(held)
-        self.delete_steps: Delete = delete(steps).where(steps.c.session_id == session)
+        self.delete_steps: Delete = delete(steps).where(of_run)
         self.holder: Select[Any] = select(runs.c.token).where(own)
         keys = keys_table(tables)
         since = now - bindparam("age", type_=BigInteger)
@@ -370,10 +369,8 @@ class Statements:
             keys.c.session_id == session, keys.c.ended_at >= since
         )
         self.outcome: Any = outcomes.order_by(keys.c.ended_at.desc()).limit(1)
-        number, value = (
-            bindparam("number", type_=Integer),
-            bindparam("value", type_=steps.c.value.type),
-        )
+        number = bindparam("number", type_=Integer)
+        value = bindparam("value", type_=steps.c.value.type)
         # Locked: a process that takes the run over reads its steps after this transaction.
         holder = select(runs.c.session_id, number, value).where(held).with_for_update()
         self.add_step: Insert = insert(steps).from_select(["session_id", "number", "value"], holder)
@@ -696,10 +693,10 @@ class RunClaim:
     def _start(self, lease: Lease, connection: Connection, end: Any) -> Claimed:
         """`end` is the row that `read_run` returned."""
         request, encryption = self._request, self._settings.encryption
-        kept = {name: request.options[name] for name in ("max_turns",) if name in request.options}
+        options = request.options
         progress = Progress(
             request.durable,
-            kept,
+            {"max_turns": options["max_turns"]} if "max_turns" in options else {},
             first=end.newest,
             base=end.newest,
             items=end.items,
@@ -738,10 +735,10 @@ class RunClaim:
         progress = replace(progress, items=row.items)
         if not progress.durable and progress.writes:
             progress = self._take_back(connection, progress)
-        given, options = request.options.get("max_turns", 0), dict(progress.options)
+        options = dict(progress.options)
         if "max_turns" in request.options:
-            most = options.get("max_turns", 0)
-            options["max_turns"] = None if given is None or most is None else max(given, most)
+            given, before = request.options["max_turns"], options.get("max_turns", 0)
+            options["max_turns"] = None if given is None or before is None else max(given, before)
         ledger = progress.ledger
         if ledger is None:
             ledger = self._newest_usage(connection, durable=progress.durable)
@@ -757,9 +754,9 @@ class RunClaim:
         calls = load_pending(row.pending, Encryption())
         decided = decided_calls(calls, found.get(session_id, ()))
         record = RunRecord(lease, progress, encryption, loaded, decided)
-        before = INTERRUPTED if row.status == RUNNING else row.status
         lease.run_id = row.run_id
-        return Claimed(row, record, before, is_other)
+        status = INTERRUPTED if row.status == RUNNING else row.status
+        return Claimed(row, record, status, is_other)
 
     def _take_back(self, connection: Connection, progress: Progress) -> Progress:
         """Deletes what an unrecorded run has added, because it begins again."""
