@@ -48,6 +48,7 @@ LAYERS = [
     {"lifecycle"},
     {"tracking"},
     {"runs"},
+    {"background"},
     {"replay"},
     {"http"},
     {"chatkit", "doctor", "mcp", "testing", "web"},
@@ -57,7 +58,7 @@ DOORS = {"chatkit", "cli", "doctor", "http", "mcp", "testing", "web"}
 # Each can be taken out, with what stands above it.
 REMOVABLE = [
     *["idempotency", "indexes", "search", "usage", "threads", "lifecycle", "tracking", "runs"],
-    *["replay", "watch"],
+    *["background", "replay", "watch"],
     *sorted(DOORS),
 ]
 # Optional or slow to import: the only modules and folders that import them.

@@ -63,13 +63,14 @@ if TYPE_CHECKING:
     from .query.ordering import OrderBy
     from .query.pages import OnCorrupt
     from .replay import Replay, ReplayDifference, ReplayResult
-    from .runs.approvals import Decision, PendingCall, RunInfo, RunPage, RunStatus
+    from .runs.approvals import Decision, PendingCall, RunFilter, RunInfo, RunPage, RunStatus
     from .runs.claim import (
         NewRunOptions,
         ResumeOptions,
         RunOptions,
         RunResult,
         SessionRun,
+        StartOptions,
         StreamEvent,
     )
     from .runs.record import Cipher
@@ -158,6 +159,7 @@ __all__ = [
     "ResumeReason",
     "RunCancelledError",
     "RunFailedError",
+    "RunFilter",
     "RunInfo",
     "RunInterruptedError",
     "RunNotFoundError",
@@ -186,6 +188,7 @@ __all__ = [
     "SessionTables",
     "SessionTitler",
     "SessionTracker",
+    "StartOptions",
     "StateVersionError",
     "Statistics",
     "StreamEvent",
@@ -231,7 +234,7 @@ _MODULES = {
     "tracking.invocations": ["add_invocation"],
     "tracking.titles": ["SessionTitler"],
     "tracking.tracker": ["SessionTracker"],
-    "runs.approvals": ["Decision", "PendingCall", "RunInfo", "RunPage", "RunStatus"],
+    "runs.approvals": ["Decision", "PendingCall", "RunFilter", "RunInfo", "RunPage", "RunStatus"],
     "runs.runs": ["SessionRuns", "StreamedRun"],
     "runs.claim": [
         "NewRunOptions",
@@ -239,6 +242,7 @@ _MODULES = {
         "RunOptions",
         "RunResult",
         "SessionRun",
+        "StartOptions",
         "StreamEvent",
     ],
     "runs.record": ["Cipher"],

@@ -279,7 +279,9 @@ class RunFailedError(SessionMetadataError, RuntimeError):
 
 
 class RunCancelledError(SessionMetadataError, RuntimeError):
-    """The run with the same key was given up. To begin anew, use another key.
+    """The run was cancelled, or the run with the same key was given up.
+
+    To begin anew, use another key.
 
     Attributes:
         session_id: The session's id.
@@ -288,8 +290,8 @@ class RunCancelledError(SessionMetadataError, RuntimeError):
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         super().__init__(
-            f"the run of session {quoted(session_id)} with this key was given up; use another key "
-            "to begin anew"
+            f"the run of session {quoted(session_id)} was cancelled or given up; to begin anew, "
+            "use another key"
         )
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents_session_metadata import SessionCatalog
+from agents_session_metadata import SessionCatalog, SessionRuns
 from agents_session_metadata.core import database as database_module
 from conformance import raw
 
@@ -15,6 +15,14 @@ def engine(database):
 @pytest.fixture
 def catalog(engine):
     return SessionCatalog(engine, create_tables=True)
+
+
+@pytest.fixture
+async def runs(catalog):
+    """Interrupts what the test has begun and not ended."""
+    runs = SessionRuns(catalog)
+    yield runs
+    await runs.aclose(wait=0)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from agents_session_metadata import (
     ResumeOptions,
     RunCancelledError,
     RunFailedError,
+    RunFilter,
     RunInfo,
     RunInterruptedError,
     RunNotFoundError,
@@ -36,6 +37,7 @@ from agents_session_metadata import (
     SessionRun,
     SessionRuns,
     SQLAlchemyMetadataSession,
+    StartOptions,
     StreamedRun,
     StreamEvent,
 )
@@ -83,6 +85,26 @@ async def check_results(runs: SessionRuns, agent: Agent[Any]) -> None:
         await runs.list(info.status)
         _ = info.status == "finished"  # type: ignore[comparison-overlap]  # pyright: ignore[reportUnnecessaryComparison]
     await runs.list("finished")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def check_background(runs: SessionRuns, agent: Agent[Any]) -> None:
+    """Runs that outlive their request."""
+    start: StartOptions = {"key": "k", "wait": 5, "max_turns": 3}
+    async with runs, runs.recovering(lambda _: agent, every=timedelta(seconds=1)):
+        assert_type(await runs.start("chat-1", agent, "Hi", **start), bool)
+        assert_type(await runs.start("chat-1", agent), bool)
+        async for event in runs.follow("chat-1", after=3, forever=True):
+            assert_type(event, dict[str, Any])
+        assert_type(await runs.cancel("chat-1", keep=False), bool)
+        assert_type(await runs.recover(lambda info: (agent, {"wait": info.attempts})), int)
+    await runs.aclose(wait=1)
+    runs.stream("chat-1", agent, "Hi", live=True)
+    info = await runs.get("chat-1")
+    if info is not None:
+        assert_type(info.alive_at, datetime)
+    ready: RunFilter = "ready"
+    await runs.list(ready)
+    await runs.start("chat-1", agent, "Hi", live=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 async def check_options(

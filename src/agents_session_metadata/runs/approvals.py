@@ -16,13 +16,17 @@ from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.scope import ScopedStore
 
-from .feature import FAILED, RUNS, WAITING, runs_table, status_of
-from .record import SEALED, Encryption
+from .feature import FAILED, INTERRUPTED, RUNS, WAITING, runs_table, status_of
+from .record import OF_BACKGROUND, SEALED, Encryption
 
 RunStatus: TypeAlias = Literal["running", "waiting", "interrupted", "failed"]
 """The status of a run, of `RunInfo` and for `SessionRuns.list`."""
 
-STATUSES: tuple[RunStatus, ...] = get_args(RunStatus)
+RunFilter: TypeAlias = Literal["running", "waiting", "ready", "interrupted", "failed"]
+"""A status for `SessionRuns.list`. A run is ready if it waits and all of its calls are decided."""
+
+STATUSES: tuple[RunFilter, ...] = get_args(RunFilter)
+READY = "ready"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -84,6 +88,8 @@ class RunInfo:
         agent: The name of the agent that it began with or, if it waits, of the agent that waits.
         pending: The calls that wait for an approval, including those with a decision.
         started_at: When it began, by the database's clock; aware, UTC.
+        alive_at: When it last renewed its lease or wrote to the history, by the same clock.
+        attempts: How many processes have died since a step was recorded; 0 for a healthy run.
         error: The type and the text of the error of a failed run, or None.
     """
 
@@ -92,6 +98,8 @@ class RunInfo:
     agent: str
     pending: tuple[PendingCall, ...]
     started_at: datetime
+    alive_at: datetime
+    attempts: int
     error: str | None
 
     @property
@@ -193,19 +201,28 @@ async def read_page(
     store: ScopedStore,
     encryption: Encryption,
     condition: Condition,
-    status: RunStatus | None,
+    status: RunFilter | None,
     limit: int,
     cursor: str | None,
+    *,
+    of_background: bool = False,
 ) -> RunPage:
+    """Reads runs of one status; if `of_background`, only those that `start` has begun."""
     database = store.database
     question = ["runs", status, condition.encoded()]
     runs = runs_table(database.tables)
     started, session_id = runs.c.started_at, runs.c.session_id
     shown = status_of(runs, database.dialect)
-    names = ("session_id", "agent", "pending", "started_at", "error")
-    page: Any = select(*(runs.c[name] for name in names), shown.label("status"))
-    if status is not None:
+    names = ("session_id", "agent", "pending", "started_at", "alive_at", "error")
+    numbers = runs.c.attempts, runs.c.expires
+    page: Any = select(*(runs.c[name] for name in names), *numbers, shown.label("status"))
+    if status == READY:
+        table = _decisions(database)
+        page = page.where(shown == WAITING, select(table.c.id).where(*_since(table, runs)).exists())
+    elif status is not None:
         page = page.where(shown == status)
+    if of_background:
+        page = page.where(runs.c.progress.contains(OF_BACKGROUND))
     if cursor is not None:
         time, last = unseal(cursor, question, int, str)
         page = page.where(started <= time, or_(started < time, session_id < last))
@@ -214,6 +231,8 @@ async def read_page(
     def read(connection: Connection) -> RunPage:
         rows: Any = connection.execute(*store.queries.where(page, condition, session_id)).all()
         infos = infos_of(connection, database, rows[:limit], encryption)
+        if status == READY:
+            infos = [info for info in infos if not info.undecided]
         if len(rows) <= limit:
             return RunPage(infos, None)
         position = rows[limit - 1].started_at, rows[limit - 1].session_id
@@ -233,8 +252,18 @@ def infos_of(
         decided = decided_calls(calls, decisions.get(row.session_id, ()))
         pending = (replace(call, decision=decided.get(call.call_id)) for call in calls)
         error = load_error(row.error, encryption) if row.status == FAILED else None
-        moment = _moment(row.started_at)
-        return RunInfo(row.session_id, row.status, row.agent, tuple(pending), moment, error)
+        # A process that has ended its lease by itself did not die.
+        died = row.status == INTERRUPTED and row.expires > 0
+        return RunInfo(
+            row.session_id,
+            row.status,
+            row.agent,
+            tuple(pending),
+            _moment(row.started_at),
+            _moment(row.alive_at or row.started_at),
+            (row.attempts or 0) + died,
+            error,
+        )
 
     return [info(row) for row in rows]
 
@@ -271,16 +300,19 @@ def decisions_of(
     A decision belongs to the pause whose number it has, whatever the clocks say.
     """
     table, runs = _decisions(database), runs_table(database.tables)
-    same = runs.c.session_id == table.c.session_id, runs.c.run_id == table.c.run_id
-    # A pause of 0.2.0 has no number.
-    unnumbered = and_(runs.c.pause.is_(None), table.c.decided_at >= runs.c.paused_at)
-    since = and_(*same, or_(table.c.pause == runs.c.pause, unnumbered))
     chosen = table.c.session_id.in_(session_ids)
-    statement = _selected(table).join(runs, since).where(chosen)
+    statement = _selected(table).join(runs, and_(*_since(table, runs))).where(chosen)
     found: dict[str, list[Decision]] = {}
     for decision in _loaded(connection.execute(statement)):
         found.setdefault(decision.session_id or "", []).append(decision)
     return found
+
+
+def _since(table: Table, runs: Table) -> tuple[Any, Any, Any]:
+    same = runs.c.session_id == table.c.session_id, runs.c.run_id == table.c.run_id
+    # A pause of 0.2.0 has no number.
+    unnumbered = and_(runs.c.pause.is_(None), table.c.decided_at >= runs.c.paused_at)
+    return *same, or_(table.c.pause == runs.c.pause, unnumbered)
 
 
 def _decisions(database: Database) -> Table:

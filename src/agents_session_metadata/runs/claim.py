@@ -88,6 +88,7 @@ from .feature import (
     INTERRUPTED,
     RUNNING,
     RUNS,
+    STOPPED,
     WAITING,
     delete_outcome,
     give_up,
@@ -187,6 +188,10 @@ class ResumeOptions(RunOptions, total=False):
     takeover: bool
 
 
+class StartOptions(NewRunOptions, ResumeOptions, total=False):
+    """Options of `SessionRuns.start`."""
+
+
 @dataclass(frozen=True)
 class SessionRun:
     """The outcome of a run.
@@ -224,6 +229,12 @@ class Request:
     durable: bool = True
     force: bool = False
     takeover: bool = False
+    live: Callable[[RunRecord], Any] | None = None
+    """Makes the `LiveAnswer` of a run that others can follow."""
+    background: bool = False
+    """Whether the run was begun by `start`, and `recover` goes on with it."""
+    only: str | None = None
+    """The status of a run that is resumed; others are left alone."""
 
     @classmethod
     def to_run(
@@ -265,6 +276,8 @@ class Request:
             raise ValueError(
                 f"interrupted must be 'resume', 'discard' or None, got {quoted(self.interrupted)}"
             )
+        if self.live and not self.durable:
+            raise ValueError("a run that others can follow is recorded, got durable=False")
         for name in ("conversation_id", "previous_response_id", "auto_previous_response_id"):
             if self.options.get(name):
                 raise UserError(
@@ -330,6 +343,7 @@ class Statements:
         end = select(func.count().label("items"), newest).where(in_history).subquery("history")
         written = {
             "expires": until,
+            "alive_at": now,
             "progress": bindparam("new_progress"),
             "last_item": select(newest).where(in_history).scalar_subquery(),
         }
@@ -346,27 +360,35 @@ class Statements:
         lock, lock_run = select(sessions.c.session_id), select(runs.c.session_id)
         self.lock_now: Select[Any] = lock.where(mine).with_for_update(nowait=True)
         self.lock_run_now: Select[Any] = lock_run.where(own).with_for_update(nowait=True)
-        self.start: Insert = insert(runs).values(status=RUNNING, started_at=now, expires=until)
+        alive = {"expires": until, "alive_at": now}
+        self.start: Insert = insert(runs).values(status=RUNNING, started_at=now, **alive)
         token: Any = bindparam("lease_token")
-        self.take: Update = update(runs).where(own).values(status=RUNNING, token=token, **written)
+        taken = {"status": RUNNING, "token": token, "attempts": bindparam("deaths", type_=Integer)}
+        self.take: Update = update(runs).where(own).values(**taken, **written)
         of_run = steps.c.session_id == session
-        stored = select(steps.c.number, steps.c.value).where(of_run).order_by(steps.c.number)
-        self.read_steps: Select[Any] = dialect.locking(stored)
+        stored = select(steps.c.number, steps.c.value).where(of_run, steps.c.number >= 0)
+        self.read_steps: Select[Any] = dialect.locking(stored.order_by(steps.c.number))
         items = select(messages.c.id).where(in_history, messages.c.id > bindparam("base"))
         self.items_since: Select[Any] = items.order_by(messages.c.id)
         self.touch: Update = (
             update(sessions).where(mine).values(updated_at=func.current_timestamp())
         )
-        self.renew: Update = update(runs).where(held).values(expires=until)
+        self.renew: Update = update(runs).where(held).values(**alive)
+        self.reset: Update = update(runs).where(held).values(attempts=0)
+        self.is_held: Select[Any] = select(literal(1)).where(held)
         self.write: Update = update(runs).where(held).values(**written)
         self.stop: Update = update(runs).where(held).values(expires=0)
         self.finish: Delete = delete(runs).where(held)
         self.delete_steps: Delete = delete(steps).where(of_run)
+        self.delete_batches: Delete = self.delete_steps.where(steps.c.number < 0)
         self.holder: Select[Any] = select(runs.c.token).where(own)
         keys = keys_table(tables)
         since = now - bindparam("age", type_=BigInteger)
         outcomes = select(keys.c.run_id, keys.c.status).where(
             keys.c.session_id == session, keys.c.ended_at >= since
+        )
+        self.end: Select[Any] = select(keys.c.outcome).where(
+            keys.c.session_id == session, keys.c.run_id == bindparam("run_id")
         )
         self.outcome: Any = outcomes.order_by(keys.c.ended_at.desc()).limit(1)
         number = bindparam("number", type_=Integer)
@@ -394,6 +416,7 @@ class Lease:
         self.store = store
         self.session_id = session_id
         self.lost: LeaseLostError | None = None
+        self.was_cancelled: bool = False
         self.token: str = secrets.token_hex(16)
         self.sql: Statements = statements(store.database.tables, store.database.dialect)
         self._duration = duration
@@ -414,6 +437,9 @@ class Lease:
         own: Any = {"session": self.session_id}
         reason: LeaseLostReason = "deleted"
         holder = connection.scalar(self.sql.holder, own)
+        # By the run: another one can have begun since.
+        end = connection.scalar(self.sql.end, {**own, "run_id": self.run_id})
+        self.was_cancelled = end == STOPPED
         if holder not in (None, self.token):
             reason = "taken"
         elif holder is None and self.store.finds(connection, self.session_id):
@@ -438,6 +464,15 @@ class Lease:
         write = self.store.database.write
         await write(lambda connection: self.fence(connection, self.sql.renew))
         self._renewed = begun
+
+    async def look(self) -> None:
+        """Raises if the lease is lost, without renewing it."""
+
+        def look(connection: Connection) -> None:
+            if connection.scalar(self.sql.is_held, self._own) is None:
+                raise self.lose(connection)
+
+        await self.store.database.read(look)
 
     async def keep(self, task: asyncio.Future[Any], on_loss: Callable[[], object]) -> None:
         """Renews the lease until a task ends."""
@@ -592,7 +627,8 @@ class RunClaim:
         if row.status == RUNNING and not request.takeover:
             self._waited_for = row.run_id if is_same else self._waited_for
             connection.rollback()
-            return None
+            is_begun = request.background and is_same and not request.is_resume
+            return SessionRun(session_id, None, repeated=True) if is_begun else None
         if row.status == WAITING and not is_same:
             raise SessionPausedError(session_id)
         if row.status == INTERRUPTED and not is_same and request.interrupted is None:
@@ -640,8 +676,10 @@ class RunClaim:
         if not (is_there and self._database.has_tables(connection, RUNS)):
             raise RunNotFoundError(session_id)
         row = read_run(store, connection, session_id)
-        if row.run_id is not None:
+        if row.run_id is not None and self._request.only in (None, row.status):
             return row, None
+        if self._request.only is not None:
+            raise RunNotFoundError(session_id)
         keys = keys_table(self._database.tables)
         newest = select(keys).where(keys.c.session_id == session_id)
         newest = newest.where(keys.c.ended_at > self._database.dialect.now() - REPEATABLE_FOR)
@@ -702,6 +740,8 @@ class RunClaim:
             items=end.items,
             agent=request.agent_name,
             ledger=self._newest_usage(connection, durable=request.durable),
+            live=request.live is not None,
+            background=request.background,
         )
         values = {
             "session_id": request.session_id,
@@ -742,18 +782,30 @@ class RunClaim:
         ledger = progress.ledger
         if ledger is None:
             ledger = self._newest_usage(connection, durable=progress.durable)
-        progress = replace(progress, options=options, ledger=ledger)
+        progress = replace(
+            progress,
+            options=options,
+            ledger=ledger,
+            live=request.live is not None and progress.durable,
+            background=progress.background or request.background,
+        )
+        # A process that has ended the lease itself did not die. Others count until a step is
+        # recorded.
+        has_died = row.status == RUNNING or (row.status == INTERRUPTED and row.expires > 0)
+        deaths = row.attempts or 0 if row.status in (RUNNING, INTERRUPTED) else 0
+        deaths += has_died
         own = {"session": session_id}
-        taken = {"lease_token": lease.token, "lease": self._settings.lease}
+        taken = {"lease_token": lease.token, "lease": self._settings.lease, "deaths": deaths}
         connection.execute(self._sql.take, {**own, **taken, "new_progress": progress.dump()})
         if row.status not in (INTERRUPTED, RUNNING):
             write_status(self._store, connection, session_id, RUNNING)
+        connection.execute(self._sql.delete_batches, own)
         steps: Any = connection.execute(self._sql.read_steps, own)
         loaded = {number: encryption.load(text) for number, text in steps}
         found = decisions_of(connection, self._database, [session_id]) if row.state else {}
         calls = load_pending(row.pending, Encryption())
         decided = decided_calls(calls, found.get(session_id, ()))
-        record = RunRecord(lease, progress, encryption, loaded, decided)
+        record = RunRecord(lease, progress, encryption, loaded, decided, deaths)
         lease.run_id = row.run_id
         status = INTERRUPTED if row.status == RUNNING else row.status
         return Claimed(row, record, status, is_other)

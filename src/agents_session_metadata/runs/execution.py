@@ -141,7 +141,12 @@ class _RecordedModel(ModelAround):
             yield completed(recorded)
             return
         items: list[Any] = []
-        stream = self.model.stream_response(*args, **kwargs)
+        live = None if path else self._recorder.record.live
+        stream = (
+            self.model.stream_response(*args, **kwargs)
+            if live is None
+            else live.stream(self.model, args, kwargs)
+        )
         try:
             async for event in stream:
                 response = response_of(event, items)

@@ -7,8 +7,9 @@
 | `…_run_keys` | the outcome of a run, by the hash of its key; `""` for the last run without one |
 | `…_run_decisions` | a decision about a call; the session's id is NULL after it was deleted |
 
-All times are microseconds since 1970 by the database's clock. The session is locked before the row
-of its run is written, except to renew the lease and to add steps.
+Steps with numbers below 0 are events of an answer in progress, which the answer replaces. All times
+are microseconds since 1970 by the database's clock. The session is locked before the row of its run
+is written, except to renew the lease and to add steps.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ COMPLETED = "completed"
 """The status of the last run of a session, in its metadata, after the run has finished."""
 CANCELLED = "cancelled"
 """The status of the outcome of a run that was given up."""
+STOPPED = '{"stopped": true}'
+"""The outcome of a run that was cancelled. Others that were given up have `{}`."""
 
 
 def define(make: TableMaker) -> None:
@@ -179,7 +182,9 @@ def _end(database: Database, connection: Connection, session_id: str) -> None:
         note(connection, "removed", session_id, [RUN])
 
 
-def give_up(database: Database, connection: Connection, session_id: str) -> None:
+def give_up(
+    database: Database, connection: Connection, session_id: str, outcome: str = "{}"
+) -> None:
     """Ends the run of a locked session. Its items stay, except calls without an output."""
     runs = runs_table(database.tables)
     columns = runs.c.progress, runs.c.run_key, runs.c.run_id, runs.c.status
@@ -192,7 +197,7 @@ def give_up(database: Database, connection: Connection, session_id: str) -> None
     delete_messages(database, connection, session_id, ids)
     _end(database, connection, session_id)
     if row.status != FAILED or row.run_key is None:
-        keep_outcome(database, connection, session_id, row, "{}", CANCELLED)
+        keep_outcome(database, connection, session_id, row, outcome, CANCELLED)
 
 
 # ---- outcomes of runs that have ended ----

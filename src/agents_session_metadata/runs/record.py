@@ -43,6 +43,8 @@ Cipher: TypeAlias = Callable[[bytes], "bytes | str"]
 """A function that encrypts or decrypts, such as a method of `cryptography.fernet.Fernet`."""
 
 SEALED = "encrypted:"
+OF_BACKGROUND = '"background": true'
+"""Part of the stored progress of runs that `start` has begun. In a string, it would be escaped."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Progress:
         inside: Calls that wait at the pause inside agents that are used as tools.
         agent: The name of the agent that the run began with; None if 0.2.0 stored it.
         ledger: The newest row of the ledger before the run; None if its usage is not booked.
+        live: Whether the answer in progress is stored for followers.
+        background: Whether `recover` goes on with the run.
     """
 
     durable: bool
@@ -113,6 +117,8 @@ class Progress:
     inside: list[str] = field(default_factory=list)
     agent: str | None = None
     ledger: int | None = None
+    live: bool = False
+    background: bool = False
 
     @classmethod
     def load(cls, text: str) -> Progress:
@@ -130,6 +136,7 @@ class _NewStep:
     number: int
     value: str
     booked: Sequence[tuple[SessionTracker, UsageEntry]] = ()
+    is_answer: bool = False
 
 
 class RunRecord:
@@ -142,6 +149,7 @@ class RunRecord:
         encryption: Encryption,
         steps: Mapping[int, Any],
         decisions: Mapping[str, Decision],
+        deaths: int = 0,
     ) -> None:
         self.lease = lease
         self.progress = progress
@@ -165,6 +173,12 @@ class RunRecord:
         self._outputs: dict[str, Any] = {}
         self._written: set[str] = set()
         self._asked: Counter[str] = Counter()
+        self.live: Any = None
+        """The `LiveAnswer` of a run that is followed."""
+        # How many processes have died since the last recorded step.
+        self._deaths = deaths
+        self._batches = 0
+        self._has_batches = False
         # Steps of tools that ran in parallel may lack one that was not written.
         self._number = max(steps, default=-1) + 1
         self._unwritten: list[_NewStep] = []
@@ -226,7 +240,7 @@ class RunRecord:
         dumped = _responses().dump_python(response, mode="json", exclude_unset=True)
         used = Tokens.of(response.usage)
         booked = [(each, each._entry(agent, model, used)) for each in self.trackers]
-        await self._add({"path": path, "answer": dumped}, booked)
+        await self._add({"path": path, "answer": dumped}, booked, is_answer=not path)
 
     # ---- outputs of tools ----
 
@@ -254,6 +268,19 @@ class RunRecord:
         flags = {"raised": answer.raised, "default": answer.is_default}
         await self._add({**step, **{name: True for name, value in flags.items() if value}})
 
+    # ---- the answer in progress ----
+
+    async def add_events(self, events: Sequence[Any]) -> None:
+        """Stores events until the answer itself is recorded. Their numbers are below 0."""
+        async with self._writing:
+            self._batches += 1
+            self._has_batches = True
+            values = {"number": -self._batches, "value": self.encryption.dump({"events": events})}
+            lease = self.lease
+            await lease.store.database.write_one(
+                lambda connection: lease.fence(connection, lease.sql.add_step, **values)
+            )
+
     # ---- writing ----
 
     def keep_replaced(self, connection: Connection, texts: list[str]) -> None:
@@ -267,15 +294,23 @@ class RunRecord:
             place_usage(connection, self.lease.store, self.lease.session_id, self.progress.ledger)
 
     def _step(
-        self, step: Any, booked: Sequence[tuple[SessionTracker, UsageEntry]] = ()
+        self,
+        step: Any,
+        booked: Sequence[tuple[SessionTracker, UsageEntry]] = (),
+        *,
+        is_answer: bool = False,
     ) -> _NewStep:
         self._number += 1
-        return _NewStep(self._number - 1, self.encryption.dump(step), booked)
+        return _NewStep(self._number - 1, self.encryption.dump(step), booked, is_answer)
 
     async def _add(
-        self, step: Any, booked: Sequence[tuple[SessionTracker, UsageEntry]] = ()
+        self,
+        step: Any,
+        booked: Sequence[tuple[SessionTracker, UsageEntry]] = (),
+        *,
+        is_answer: bool = False,
     ) -> None:
-        written = self._step(step, booked)
+        written = self._step(step, booked, is_answer=is_answer)
         self._unwritten.append(written)
         # If the caller is cancelled now, the step is recorded once or not at all.
         await settle(self._write(written))
@@ -289,13 +324,23 @@ class RunRecord:
                 raise self.error
             steps = list(self._unwritten)
             database = self.lease.store.database
-            is_one = len(steps) == 1 and not steps[0].booked
+            ends_batches = self._has_batches and any(each.is_answer for each in steps)
+            is_one = len(steps) == 1 and not (steps[0].booked or self._deaths or ends_batches)
+
+            def insert(connection: Connection) -> None:
+                self._insert(connection, steps)
+                if ends_batches:
+                    own = {"session": self.lease.session_id}
+                    connection.execute(self.lease.sql.delete_batches, own)
+                if self._deaths:
+                    self.lease.fence(connection, self.lease.sql.reset)
+
             try:
-                write = database.write_one if is_one else database.write
-                await write(lambda connection: self._insert(connection, steps))
+                await (database.write_one if is_one else database.write)(insert)
             except FAILURES as error:
                 await self.fail(error)
             del self._unwritten[: len(steps)]
+            self._deaths, self._has_batches = 0, self._has_batches and not ends_batches
             for tracker, entry in (each for written in steps for each in written.booked):
                 tracker._books(self.usage, entry)
                 self.is_placed = False

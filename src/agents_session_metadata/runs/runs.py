@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from datetime import datetime, timedelta
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from agents import Agent, RunResultStreaming, TResponseInputItem
+from agents.memory import Session
 from sqlalchemy import Connection
 from typing_extensions import Unpack
 
@@ -20,6 +23,7 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.pages import LONGEST_PAGE, check_limit
+from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import quoted
 from agents_session_metadata.values import check_id_type, id_problem
 
@@ -27,9 +31,9 @@ from .approvals import (
     STATUSES,
     Decision,
     PendingCall,
+    RunFilter,
     RunInfo,
     RunPage,
-    RunStatus,
     add_decision,
     delete_decisions,
     infos_of,
@@ -43,12 +47,16 @@ from .claim import (
     ResumeOptions,
     SessionRun,
     Settings,
+    StartOptions,
     StreamEvent,
     lock_run,
 )
 from .feature import FAILED, INTERRUPTED, RUNNING, give_up
 from .record import Cipher, Encryption
 from .work import Work, take_turn
+
+if TYPE_CHECKING:
+    from agents_session_metadata.background.runs import BackgroundRuns
 
 LONGEST_LEASE = timedelta(days=1)
 
@@ -158,6 +166,8 @@ class SessionRuns:
         session_id: str,
         agent: Agent[Any],
         input: str | list[TResponseInputItem],  # noqa: A002  # as in the SDK
+        *,
+        live: bool = False,
         **options: Unpack[NewRunOptions],
     ) -> StreamedRun:
         """Run an agent as `Runner.run_streamed` does, while no other run of the session works.
@@ -177,12 +187,14 @@ class SessionRuns:
             session_id: As in `run`.
             agent: The agent.
             input: The input.
+            live: Whether `follow` shows the answer while it is written.
             **options: As in `NewRunOptions`.
 
         Returns:
             An async context manager, which begins the run and raises the errors of `run`.
         """
-        return self._streamed(Request.to_run(session_id, agent, input, options))
+        request = Request.to_run(session_id, agent, input, options)
+        return self._background.stream(request) if live else self._streamed(request)
 
     async def resume(
         self, session_id: str, agent: Agent[Any], **options: Unpack[ResumeOptions]
@@ -240,11 +252,245 @@ class SessionRuns:
     def _streamed(self, request: Request) -> StreamedRun:
         return StreamedRun(request.session_id, partial(take_turn, self._settings, request))
 
+    # ---- in the background ----
+
+    @cached_property
+    def _background(self) -> BackgroundRuns:
+        """Imported on first use: its folder stands above this one, which works without it."""
+        name = f"{__name__.partition('.')[0]}.background.runs"
+        made: BackgroundRuns = import_module(name).BackgroundRuns(self._settings)
+        return made
+
+    async def start(
+        self,
+        session_id: str,
+        agent: Agent[Any],
+        input: str | list[TResponseInputItem] | None = None,  # noqa: A002  # as in the SDK
+        **options: Unpack[StartOptions],
+    ) -> bool:
+        """Begin a run in the background of this process, and return when it has begun.
+
+        ```python
+        await runs.start("chat-1", agent, "Hello", key=request_id)
+        async for event in runs.follow("chat-1"):  # in any process
+            ...
+        ```
+
+        The run does not end with the caller. `follow` shows it and `cancel` ends it, in any
+        process. It streams; a model that cannot stream gives its whole answer at once. If the run
+        fails, its error is logged and stored. `aclose` ends the runs of this process.
+
+        Args:
+            session_id: As in `run`.
+            agent: The agent.
+            input: The input. Without one, the run of the session goes on, as by `resume`.
+            **options: As in `NewRunOptions`; without an input, as in `ResumeOptions`.
+
+        Returns:
+            Whether this call has begun a run or gone on with one. False if the run with this key
+            works, waits or has ended.
+
+        Raises:
+            SessionBusyError: If another run works and did not end in time.
+            ValueError: With `durable=False`.
+            RunNotFoundError: Without an input, if the session has no run. All other errors are
+                those of `run` and `resume`.
+        """
+        request = (
+            Request.to_resume(session_id, agent, options)
+            if input is None
+            else Request.to_run(session_id, agent, input, options)
+        )
+        return await self._background.start(request)
+
+    async def aclose(self, wait: float = 20) -> None:
+        """Wait for the runs that `start` has begun in this process, then interrupt the others.
+
+        `recover` goes on with them, in any process and at once. `async with SessionRuns(catalog)`
+        calls this at its end.
+
+        Args:
+            wait: How many seconds to wait for them.
+        """
+        if "_background" in vars(self):
+            await self._background.aclose(wait)
+
+    async def __aenter__(self) -> SessionRuns:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def follow(
+        self,
+        session_id: str,
+        *,
+        after: int | None = None,
+        forever: bool = False,
+        session: Callable[[SQLAlchemyMetadataSession], Session] | None = None,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield what the run of a session does, as JSON objects, in any process.
+
+        The first event is a snapshot of what there is, and the others are what happens after it.
+        They are those of a run that `start` or `stream(live=True)` has begun; of other runs, there
+        are no events of an answer in progress.
+
+        ```python
+        {"type": "snapshot", "after": 17, "items": [...], "item_ids": [18, None], "events": [...]}
+        {"type": "response.created"}
+        {"type": "response.output_text.delta", "item_id": "msg_1", "output_index": 0,
+         "content_index": 0, "delta": "Hel"}
+        {"type": "item", "item": {...}, "item_id": 18}
+        {"type": "status", "status": "waiting",
+         "pending": [{"call_id": ..., "tool": ..., "arguments": ..., "agent": ...}]}
+        {"type": "status", "status": "finished", "output": ...}
+        {"type": "status", "status": "failed", "error": {"type": "ValueError", "message": "no"}}
+        {"type": "status", "status": "interrupted"}   # or "cancelled", or "ended"
+        ```
+
+        * `snapshot` replaces all that was shown after the item `after`, or everything if that is
+          None. It has the items since then, and the events of the answer in progress.
+        * `response.created`: an answer begins, and one that was in progress is void.
+        * `response.output_text.delta`: the deltas of an answer, joined, are its text. Other events
+          of an answer in progress are `response.output_item.added`, `response.refusal.delta`,
+          `response.reasoning_text.delta`, `response.reasoning_summary_text.delta`,
+          `response.function_call_arguments.delta` and `response.custom_tool_call_input.delta`, as
+          in OpenAI's Responses API, without `sequence_number` and `logprobs`.
+        * `item`: a finished message, call or output, as in the history. It takes the place of the
+          events that have shown it.
+        * `status`: the run waits for approvals, was interrupted, or has ended.
+
+        `item_id` is the number of the item in the history, as in `SessionCatalog.list_items`, or
+        None if it is not there yet. Items are not repeated when they get there. Messages and calls
+        are shown as soon as the model has answered. Outputs of tools, and the last answer, are
+        shown from the history, after guardrails have checked them; the deltas of an answer are
+        shown while it is written, as by `Runner.run_streamed`. The error of a failed run can be
+        None if it cannot be decrypted.
+
+        Iteration goes on while the run is interrupted, and when another process goes on with it,
+        which yields another snapshot. It ends after any other status. Without a run, there are no
+        events; with `after`, there is one snapshot. Outside the scope, there are no events. After
+        `cancelled`, read the history: calls without an output are gone from it.
+
+        Events come usually within half a second. The followers of one process share their polls.
+        There are no events inside agents that are used as tools, and not each delta of the model
+        is an event of its own. After a compaction within the run, a snapshot shows all items.
+
+        Args:
+            session_id: The session's id.
+            after: The id of an item: the first snapshot begins after it, or with the run if that
+                began earlier. By default, it begins with the run.
+            forever: Whether to go on after the end, with the resumed or the next run. A run, or
+                items of other writers, that come between two polls are shown as a snapshot.
+            session: A function that wraps the session, as for `run`, if its history is encrypted.
+
+        Raises:
+            TypeError: If `after` is not an integer.
+            ValueError: If the run is encrypted and there is no `decrypt`.
+        """
+        check_id_type(session_id)
+        if after is not None and type(after) is not int:
+            raise TypeError(f"after must be the id of an item, got {quoted(after)}")
+        if id_problem(session_id) is not None:
+            return
+        followed = self._background.follow(session_id, after, forever=forever, wrap=session)
+        async with aclosing(followed) as events:
+            async for event in events:
+                yield event
+
+    async def cancel(
+        self,
+        session_id: str,
+        *,
+        keep: bool = True,
+        session: Callable[[SQLAlchemyMetadataSession], Session] | None = None,
+    ) -> bool:
+        """End a run that works, waits or was interrupted, wherever it works.
+
+        When this returns, the run writes nothing any more. If it is live (`start`,
+        `stream(live=True)`), its process stops within about a second, otherwise at its next record
+        or renewal. Tools that are coroutines are cancelled; functions that run in threads end by
+        themselves, and their output is not recorded. The caller of the run, and callers that wait
+        with its key, get `RunCancelledError`.
+
+        Its items stay in the history, except calls without an output. The text of the answer that a
+        live run was writing stays as a message of the assistant with the status `incomplete`.
+
+        Args:
+            session_id: The session's id.
+            keep: Whether to keep the text of the answer in progress.
+            session: A function that wraps the session, as for `run`. Without it, no text is added
+                to an encrypted history.
+
+        Returns:
+            Whether there was such a run.
+        """
+        check_id_type(session_id)
+        return await self._background.cancel(session_id, keep=keep, wrap=session)
+
+    async def recover(
+        self,
+        agent_of: Callable[[RunInfo], Any],
+        *,
+        max_attempts: int = 3,
+        decided: bool = False,
+    ) -> int:
+        """Go on with the interrupted runs of `start`, in the background of this process.
+
+        ```python
+        def agent_of(info: RunInfo) -> Agent:
+            return agents[info.agent]
+
+        await runs.recover(agent_of)
+        ```
+
+        Of several processes, one goes on with a run. A run that cannot go on, such as one whose
+        history was changed, is logged and left alone.
+
+        Args:
+            agent_of: Returns the agent that a run began with, or that and a dict of options as in
+                `ResumeOptions`, or None to leave the run alone. It can be asynchronous.
+            max_attempts: After so many processes have died without recording a further step, the
+                run fails.
+            decided: Whether to go on with runs that are ready, too: their calls are all decided.
+
+        Returns:
+            How many runs this call has resumed.
+        """
+        return await self._background.recover(agent_of, max_attempts=max_attempts, decided=decided)
+
+    @asynccontextmanager
+    async def recovering(
+        self,
+        agent_of: Callable[[RunInfo], Any],
+        *,
+        every: timedelta = timedelta(seconds=5),
+        max_attempts: int = 3,
+        decided: bool = False,
+    ) -> AsyncIterator[None]:
+        """Call `recover` again and again while the block is open, in any number of processes.
+
+        ```python
+        async with SessionRuns(catalog) as runs, runs.recovering(agent_of):
+            ...
+        ```
+
+        Args:
+            agent_of: As in `recover`.
+            every: The time between two calls, before jitter.
+            max_attempts: As in `recover`.
+            decided: As in `recover`.
+        """
+        async with self._background.recovering(
+            agent_of, every=every, max_attempts=max_attempts, decided=decided
+        ):
+            yield
+
     # ---- approvals ----
 
     async def list(
         self,
-        status: RunStatus | None = None,
+        status: RunFilter | None = None,
         where: Where | None = None,
         *,
         limit: int = 100,
@@ -253,7 +499,9 @@ class SessionRuns:
         """Return a page of runs, newest first.
 
         Args:
-            status: Only runs with this status; all by default.
+            status: Only runs with this status; all by default. `"ready"` gives those of the waiting
+                runs whose calls are all decided; such a page can have fewer runs than `limit`
+                although another one follows.
             where: A filter for the sessions.
             limit: The maximum number of runs per page, 1 to 1,000.
             cursor: The `next_cursor` of the previous page, for the same status, filter and scope.

@@ -27,6 +27,7 @@ from agents_session_metadata._sdk import (
 from agents_session_metadata.core.database import FAILURES, insist, settle
 from agents_session_metadata.errors import (
     LeaseLostError,
+    RunCancelledError,
     SessionChangedError,
     StateVersionError,
     TablesMissingError,
@@ -68,7 +69,9 @@ async def take_turn(settings: Settings, request: Request) -> Work | SessionRun:
         claimed = await RunClaim(settings, request, books=books).take()
         if isinstance(claimed, SessionRun):
             return claimed
-        session._record = claimed.record
+        session._record = record = claimed.record
+        if request.live is not None and record.progress.live:
+            record.live = request.live(record)
         if books:
             claimed.record.trackers = [each for each in trackers if _can_book(each, claimed.record)]
         work = Work(settings, request, claimed, wrapped, trackers)
@@ -194,7 +197,10 @@ class Work:
                     await settle(self._lease.release())
                 else:
                     await settle(self._fail(cause))
-            raised = self._lease.lost or self._record.error or error
+            lost: Exception | None = self._lease.lost
+            if self._lease.was_cancelled:
+                lost = RunCancelledError(self._lease.session_id)
+            raised = lost or self._record.error or error
             if raised is error:
                 raise
             raise raised from error
@@ -235,14 +241,16 @@ class Work:
         self._runner, self._cancel = runner, cancel
         if self._is_interrupted:
             cancel()
-        keeping = asyncio.ensure_future(self._lease.keep(runner, self.interrupt))
-        for each in (runner, keeping):
+        keepers = [self._lease, *filter(None, [self._record.live])]
+        keeping = [asyncio.ensure_future(each.keep(runner, self.interrupt)) for each in keepers]
+        for each in (runner, *keeping):
             while not each.done():
                 try:
                     await asyncio.wait({each})
                 except asyncio.CancelledError:  # noqa: PERF203  # cancelled once, as a rule
                     self.interrupt()
-        keeping.result()
+        for each in keeping:
+            each.result()
 
     async def _close(self, options: dict[str, Any]) -> None:
         """Closes the models that were made for this run alone."""
@@ -322,6 +330,7 @@ class Work:
                 "pending": dump_pending(calls, record.encryption),
                 "paused_at": database.dialect.now(),
                 "pause": (self._row.pause or 0) + 1,
+                "attempts": 0,
             }
 
             def pause(connection: Connection) -> None:

@@ -1,0 +1,201 @@
+"""Runs that work in tasks of this process: begun, recovered after a crash, and ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeAlias
+
+from sqlalchemy import Connection
+
+from agents_session_metadata.core.database import FAILURES, settle
+from agents_session_metadata.errors import RunCancelledError, RunNotFoundError, SessionBusyError
+from agents_session_metadata.runs.approvals import READY, RunInfo, read_page
+from agents_session_metadata.runs.claim import Request, Settings, lock_run, statements, write_status
+from agents_session_metadata.runs.feature import FAILED, INTERRUPTED, keep_outcome
+from agents_session_metadata.runs.runs import StreamedRun
+from agents_session_metadata.runs.work import take_turn
+from agents_session_metadata.text import quoted
+
+from .answers import LiveAnswer
+from .cancelling import cancel_run
+from .following import Follower
+from .items import Event
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+AgentOf: TypeAlias = Callable[[RunInfo], Any]
+_AT_ONCE = 100
+
+
+class BackgroundRuns:
+    """What `SessionRuns` does in the background. Its methods have the docstrings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._works: dict[asyncio.Task[None], str] = {}
+        self._refused: dict[str, Any] = {}
+        """The runs that could not be resumed, by session, with the time at which they began."""
+
+    def stream(self, request: Request) -> StreamedRun:
+        """Returns a run that others can follow."""
+        request = replace(request, live=LiveAnswer)
+        return StreamedRun(request.session_id, partial(take_turn, self._settings, request))
+
+    async def start(self, request: Request) -> bool:
+        """Begins a run, or goes on with it. Returns False if it works, waits or has ended."""
+        run = self.stream(replace(request, background=True))
+        await run.__aenter__()
+        if run.repeated:
+            return False
+        task = asyncio.ensure_future(self._work(run, request.session_id))
+        self._works[task] = request.session_id
+        task.add_done_callback(self._works.pop)
+        return True
+
+    async def _work(self, run: StreamedRun, session_id: str) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                stack.push_async_exit(run)  # It was entered when the run began.
+                async for _ in run.stream_events():
+                    pass
+        except (RunCancelledError, SessionBusyError) as error:
+            logger.info("the run of session %s has ended: %s", quoted(session_id), error)
+        except Exception:
+            logger.exception("the run of session %s has failed", quoted(session_id))
+
+    def _tasks(self, session_id: str | None = None) -> set[asyncio.Task[None]]:
+        """Returns the tasks of this event loop, of one session or all."""
+        loop, works = asyncio.get_running_loop(), list(self._works.items())
+        return {
+            task
+            for task, own in works
+            if session_id in (None, own) and task.get_loop() is loop and not task.done()
+        }
+
+    async def aclose(self, wait: float) -> None:
+        """Waits for the ends of the runs, and then interrupts them."""
+        try:
+            if wait > 0 and (tasks := self._tasks()):
+                await asyncio.wait(tasks, timeout=wait)
+        finally:
+            await _interrupt(self._tasks())
+
+    async def cancel(self, session_id: str, *, keep: bool, wrap: Any) -> bool:
+        """Ends the run of a session."""
+        own = self._tasks(session_id)
+        is_found = await cancel_run(self._settings, session_id, keep=keep, wrap=wrap)
+        if is_found:
+            # Those elsewhere find out by themselves.
+            await _interrupt(own)
+        return is_found
+
+    async def follow(
+        self, session_id: str, after: int | None, *, forever: bool, wrap: Any
+    ) -> AsyncGenerator[Event, None]:
+        """Yields what the runs of a session do."""
+        settings = self._settings
+        own = settings.store, settings.encryption, session_id
+        async with aclosing(Follower(*own, after, wrap).events(forever=forever)) as events:
+            async for event in events:
+                yield event
+
+    # ---- recovering ----
+
+    async def recover(self, agent_of: AgentOf, *, max_attempts: int, decided: bool) -> int:
+        """Goes on with interrupted runs. Returns how many."""
+        resumed = 0
+        for status in (INTERRUPTED, READY) if decided else (INTERRUPTED,):
+            async with aclosing(self._runs(status)) as infos:
+                async for info in infos:
+                    resumed += await self._recover(info, agent_of, max_attempts)
+        return resumed
+
+    async def _runs(self, status: Any) -> AsyncGenerator[RunInfo, None]:
+        store, cursor = self._settings.store, None
+        while True:
+            own = store, self._settings.encryption, store.condition(None), status, _AT_ONCE
+            page = await read_page(*own, cursor, of_background=True)
+            # Several processes find the same runs.
+            for info in random.sample(page.runs, len(page.runs)):
+                yield info
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def _recover(self, info: RunInfo, agent_of: AgentOf, max_attempts: int) -> bool:
+        if self._refused.get(info.session_id) == info.started_at:
+            return False
+        if info.status == INTERRUPTED and info.attempts >= max_attempts:
+            await self._settings.store.database.write(lambda c: self._fail(c, info))
+            return False
+        try:
+            found = agent_of(info)
+            found = await found if inspect.isawaitable(found) else found
+            if found is None:
+                return False
+            given: Any = found if isinstance(found, tuple) else (found, {})
+            agent, options = given
+            request = Request.to_resume(info.session_id, agent, options)
+            return await self.start(replace(request, only=info.status))
+        except (RunNotFoundError, SessionBusyError):
+            return False  # Another process has it.
+        except FAILURES:
+            raise
+        except Exception:
+            self._refused[info.session_id] = info.started_at
+            logger.exception("the run of session %s cannot go on", quoted(info.session_id))
+            return False
+
+    def _fail(self, connection: Connection, info: RunInfo) -> None:
+        settings, session_id = self._settings, info.session_id
+        store, encryption = settings.store, settings.encryption
+        row = lock_run(store, connection, session_id)
+        if row is None or row.status != INTERRUPTED:
+            return
+        text = f"RunFailedError: {info.attempts} processes died without recording a further step"
+        values = {"status": FAILED, "error": encryption.dump(text), "token": secrets.token_hex(16)}
+        sql = statements(store.database.tables, store.database.dialect)
+        own = {"session": session_id, "lease_token": row.token}
+        connection.execute(sql.stop.values(**values), own)
+        if row.run_key is not None:
+            outcome = encryption.dump({"error": text})
+            keep_outcome(store.database, connection, session_id, row, outcome)
+        write_status(store, connection, session_id, FAILED)
+
+    @asynccontextmanager
+    async def recovering(
+        self, agent_of: AgentOf, *, every: timedelta, **options: Any
+    ) -> AsyncIterator[None]:
+        """Recovers again and again until the block ends."""
+
+        async def repeat() -> None:
+            while True:
+                try:
+                    await self.recover(agent_of, **options)
+                except FAILURES:
+                    logger.warning("interrupted runs were not found", exc_info=True)
+                pause = every.total_seconds() * random.uniform(0.5, 1.5)  # noqa: S311  # no secret
+                await asyncio.sleep(pause)
+
+        task = asyncio.ensure_future(repeat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await settle(asyncio.wait({task}))
+
+
+async def _interrupt(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await settle(asyncio.wait(tasks))
