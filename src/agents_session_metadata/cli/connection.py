@@ -291,9 +291,10 @@ def _failure(error: Exception, database: Database) -> click.ClickException | Non
 
 
 def _database_problem(error: Exception, engine: AsyncEngine) -> str | None:
-    from agents_session_metadata.dialects import codes, urls
+    from agents_session_metadata import is_unavailable
+    from agents_session_metadata.dialects.codes import database_cause
 
-    cause = codes.database_cause(error)
+    cause = database_cause(error)
     if cause is None:
         return None
     reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
@@ -303,6 +304,7 @@ def _database_problem(error: Exception, engine: AsyncEngine) -> str | None:
         reason = reason.replace(str(engine.url.password), "***")
     details = "".join(f"; {each}" for each in getattr(error, "detail", ()))
     advice = "check the URL and the server, then run `agent-sessions doctor`"
-    if codes.is_unavailable(error):
+    if is_unavailable(error):
         advice = f"try again later, or {advice}"
-    return f"database error at {urls.shown_url(engine.url)}: {reason}{details}; {advice}"
+    shown_url = engine.url.set(query={}).render_as_string(hide_password=True)
+    return f"database error at {shown_url}: {reason}{details}; {advice}"
