@@ -59,6 +59,7 @@ class BackgroundRuns:
         task = asyncio.ensure_future(self._work(run, request.session_id))
         self._works[task] = request.session_id
         task.add_done_callback(self._works.pop)
+        await asyncio.sleep(0)  # A task that is cancelled before it begins would not end the run.
         return True
 
     async def _work(self, run: StreamedRun, session_id: str) -> None:
