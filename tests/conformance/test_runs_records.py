@@ -22,6 +22,7 @@ from servers import SHARED_DATABASES
 from sqlalchemy import event, make_url
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.util import await_only
 
 from agents_session_metadata import SessionCatalog, SessionRuns
 from conformance import raw
@@ -48,6 +49,41 @@ def runs(catalog):
 
 
 # ---- an output is recorded when the tool's function has returned ----
+
+
+@pytest.mark.dialect
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+async def test_a_slow_record_of_an_output_is_waited_for_when_the_run_ends(catalog, runs, till, end):
+    """The SDK itself waits for a quarter of a second at most."""
+    writing = asyncio.Event()
+
+    def delay(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO agent_sessions_metadata_run_steps") and till.charged:
+            writing.set()
+            await_only(asyncio.sleep(0.8))
+
+    event.listen(catalog.engine.sync_engine, "before_cursor_execute", delay)
+
+    async def fail() -> None:
+        await writing.wait()
+        raise RuntimeError("one of two tools")
+
+    calls = ["charge", "other"] if end == "failed" else ["charge"]
+    agent = till.agent(calls, "Done")
+    if end == "failed":
+        till.on_other = fail
+    task = asyncio.create_task(runs.run("chat", agent, "Hi", key="one"))
+    await asyncio.wait_for(writing.wait(), 20)
+    if end == "cancelled":
+        task.cancel()
+    await asyncio.wait({task})
+    event.remove(catalog.engine.sync_engine, "before_cursor_execute", delay)
+    till.on_other = lambda: None
+
+    run = await runs.run("chat", agent, "Hi", key="one")
+    assert run.final_output == "Done"
+    assert len(till.charged) == 1
+
 
 KILLED = """
 import asyncio, sys, time

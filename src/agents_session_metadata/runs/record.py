@@ -345,6 +345,16 @@ class RunRecord:
                 tracker._books(self.usage, entry)
                 self.is_placed = False
 
+    async def finish_writing(self) -> None:
+        """Writes the steps that are left when the runner has ended.
+
+        The SDK waits only a fraction of a second for the tools of a run that was cancelled or has
+        failed. An output whose write takes longer must be stored before others take the run.
+        """
+        with suppress(*FAILURES):
+            while self._unwritten and self.error is None and self.lease.lost is None:
+                await self._write(self._unwritten[-1])
+
     def _insert(self, connection: Connection, steps: Iterable[_NewStep]) -> None:
         lease = self.lease
         for step in steps:

@@ -251,6 +251,7 @@ class Work:
                     self.interrupt()
         for each in keeping:
             each.result()
+        await settle(self._record.finish_writing())
 
     async def _close(self, options: dict[str, Any]) -> None:
         """Closes the models that were made for this run alone."""
