@@ -261,7 +261,7 @@ async def test_whoever_awaits_a_cancelled_run_or_waits_with_its_key_gets_an_erro
             await anext_of(run)
 
     streaming = asyncio.ensure_future(stream())
-    await show_until(runs, "one")
+    await show_until(runs, "one", forever=True)
     waiting = asyncio.ensure_future(runs.run("chat", agent, "Count", key="k", wait=20))
     await asyncio.sleep(0.1)
     other = SessionRuns(SessionCatalog(database.engine()))
