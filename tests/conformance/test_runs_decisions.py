@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from agents import Agent, function_tool
-from agents.testing import ScriptedModel, assistant_message, function_call
+from agents.exceptions import UserError
+from agents.testing import ScriptedModel, UnexpectedModelCall, assistant_message, function_call
 from agents.tool import CustomTool
 from cryptography.fernet import Fernet
 from openai.types.responses import ResponseCustomToolCall
 
-from agents_session_metadata import SessionRuns
+from agents_session_metadata import RunNotFoundError, SessionRuns
 from conformance import raw
 from conformance.failing import DECISIONS_TABLE, RUNS_TABLE, Turns, move, status
 
@@ -199,3 +200,73 @@ async def test_an_error_that_looks_encrypted_is_shown_as_it_is(runs) -> None:
     assert (await runs.get("chat")).error == "encrypted: no answer"
     rows = await raw.execute(runs.catalog.engine, f"SELECT error FROM {RUNS_TABLE}")
     assert len(rows) == 1
+
+
+# ---- input that is added when a run goes on ----
+
+
+def asking(payer: Payer, *steps: Any, **arguments: Any) -> Agent[Any]:
+    """An agent whose model gives these answers: text, or the id of a call of `pay`."""
+    answers = [
+        [function_call("pay", {}, call_id=step[0])]
+        if isinstance(step, list)
+        else [assistant_message(step)]
+        for step in steps
+    ]
+    return Agent("payer", model=ScriptedModel(answers), tools=[payer.pay], **arguments)
+
+
+async def test_resume_adds_a_message_to_a_run_that_waits(catalog, runs, payer) -> None:
+    agent = asking(payer, ["call-1"], "Done")
+    await runs.run("chat", agent, "Pay")
+    await runs.decide("chat", "call-1", approve=True)
+    run = await runs.resume("chat", agent, input="And be quick")
+    assert run.final_output == "Done"
+    items = await catalog.session("chat").get_items()
+    kinds = [item.get("role") or item["type"] for item in items]
+    assert kinds == ["user", "function_call", "function_call_output", "user", "assistant"]
+    assert items[3]["content"] == "And be quick"
+
+
+async def test_an_added_message_is_added_again_after_a_failure_and_stays_once(
+    catalog, runs, payer
+) -> None:
+    await runs.run("chat", asking(payer, ["call-1"]), "Pay")
+    await runs.decide("chat", "call-1", approve=True)
+    with pytest.raises(UnexpectedModelCall):
+        await runs.resume("chat", asking(payer), input="And be quick")
+    with pytest.raises(ValueError, match="failed"):
+        await runs.resume("chat", asking(payer, "Done"), input="Again")
+    assert (await runs.resume("chat", asking(payer, "Done"))).final_output == "Done"
+    contents = [item.get("content") for item in await catalog.session("chat").get_items()]
+    assert contents.count("And be quick") == 1
+    assert payer.paid == ["pay"]
+
+
+async def test_input_that_a_run_cannot_take_is_refused_before_anything_is_written(
+    runs, payer
+) -> None:
+    agent = asking(payer, ["call-1"], "Done", tool_use_behavior="stop_on_first_tool")
+    await runs.run("chat", agent, "Pay")
+    await runs.decide("chat", "call-1", approve=True)
+    with pytest.raises(UserError, match="Cannot add input"):
+        await runs.resume("chat", agent, input="And be quick")
+    assert (await runs.get("chat")).status == "waiting"
+    with pytest.raises(TypeError, match="input"):
+        await runs.resume("chat", agent, input=7)  # type: ignore[arg-type]
+    await runs.resume("chat", agent)
+    with pytest.raises(RunNotFoundError):
+        await runs.resume("chat", agent, input="Too late")
+
+
+async def test_added_input_is_stored_encrypted(catalog, payer) -> None:
+    fernet = Fernet(Fernet.generate_key())
+    runs = SessionRuns(catalog, encrypt=fernet.encrypt, decrypt=fernet.decrypt)
+    await runs.run("chat", asking(payer, ["call-1"]), "Pay")
+    await runs.decide("chat", "call-1", approve=True)
+    with pytest.raises(UnexpectedModelCall):
+        await runs.resume("chat", asking(payer), input="And be quick")
+    table = "agent_sessions_metadata_run_steps"
+    rows = await raw.execute(catalog.engine, f"SELECT value FROM {table}")
+    assert rows
+    assert not any("quick" in row[0] for row in rows)

@@ -131,6 +131,7 @@ async def check_options(
     await runs.run("chat-1", agent, "Hi", **new)
     runs.stream("chat-1", agent, "Hi", **new)
     await runs.resume("chat-1", agent, **resumed)
+    await runs.resume("chat-1", agent, input="Be quick", wait=3)
     runs.stream_resume("chat-1", agent, **resumed)
     await runs.run("chat-1", agent, "Hi", session=lambda _: SQLiteSession("chat-1"))
 

@@ -27,6 +27,7 @@ import agents
 from agents import Agent, RunConfig, RunErrorHandlers, RunHooks, Runner, RunState
 from agents.exceptions import UserError
 from agents.memory import Session
+from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
 from sqlalchemy import (
     BigInteger,
     Connection,
@@ -46,6 +47,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.util import await_only
 from typing_extensions import TypedDict
 
 from agents_session_metadata._sdk import agent_named, check_runner_options
@@ -67,6 +69,7 @@ from agents_session_metadata.errors import (
     SessionChangedError,
     SessionNotFoundError,
     SessionPausedError,
+    StateVersionError,
 )
 from agents_session_metadata.keys import AGENT, RUN, normalize_agent
 from agents_session_metadata.scope import ScopedStore
@@ -249,8 +252,14 @@ class Request:
         return request
 
     @classmethod
-    def to_resume(cls, session_id: str, agent: Agent[Any], options: ResumeOptions) -> Request:
-        values = {"session_id": session_id, "agent": agent, "input": None, "is_resume": True}
+    def to_resume(
+        cls, session_id: str, agent: Agent[Any], options: ResumeOptions, given: Any = None
+    ) -> Request:
+        """`input` is what is added to a run that waits."""
+        if not isinstance(given, (str, list, type(None))):
+            kind = type(given).__name__
+            raise TypeError(f"input must be a string or a list of items, got {kind}")
+        values = {"session_id": session_id, "agent": agent, "input": given, "is_resume": True}
         return cls._of(ResumeOptions, options, **values)
 
     @classmethod
@@ -552,6 +561,18 @@ class _HeldError(Exception):
     """Another transaction holds the session's row."""
 
 
+async def load_state(request: Request, row: Any, encryption: Encryption) -> Any:
+    """Returns the state of the last pause of a run."""
+    if agent_named(request.agent, row.agent) is None and not request.force:
+        problem = f"its run waits in agent {quoted(row.agent)}, which is not there"
+        raise SessionChangedError(request.session_id, problem)
+    stored = encryption.load(row.state)
+    if stored.get("$schemaVersion") not in SUPPORTED_SCHEMA_VERSIONS:
+        raise StateVersionError(request.session_id, stored.get("$schemaVersion"))
+    context = request.options.get("context")
+    return await RunState.from_json(request.agent, stored, context_override=context)
+
+
 class RunClaim:
     """Takes the run that a request asks for, when it is its turn."""
 
@@ -678,7 +699,7 @@ class RunClaim:
         row = read_run(store, connection, session_id)
         if row.run_id is not None and self._request.only in (None, row.status):
             return row, None
-        if self._request.only is not None:
+        if self._request.only is not None or self._request.input is not None:
             raise RunNotFoundError(session_id)
         keys = keys_table(self._database.tables)
         newest = select(keys).where(keys.c.session_id == session_id)
@@ -770,6 +791,15 @@ class RunClaim:
             if (row.items, row.newest) != (progress.items, row.last_item):
                 problem = "its history has changed since the run stopped"
                 raise SessionChangedError(session_id, problem)
+        added = request.input if request.is_resume else None
+        if added is not None:
+            if row.status != WAITING:
+                raise ValueError(
+                    f"input is added to runs that wait; that of session {quoted(session_id)} is "
+                    f"{row.status}"
+                )
+            # Nothing is written if the SDK refuses it.
+            await_only(load_state(request, row, encryption)).add_input(added)
         if row.status == WAITING:
             progress = replace(progress, base=row.last_item, writes=[])
         progress = replace(progress, items=row.items)
@@ -782,6 +812,7 @@ class RunClaim:
         ledger = progress.ledger
         if ledger is None:
             ledger = self._newest_usage(connection, durable=progress.durable)
+        was_live = progress.live
         progress = replace(
             progress,
             options=options,
@@ -799,7 +830,11 @@ class RunClaim:
         connection.execute(self._sql.take, {**own, **taken, "new_progress": progress.dump()})
         if row.status not in (INTERRUPTED, RUNNING):
             write_status(self._store, connection, session_id, RUNNING)
-        connection.execute(self._sql.delete_batches, own)
+        if was_live:
+            connection.execute(self._sql.delete_batches, own)
+        if added is not None:
+            values = {"number": 0, "value": encryption.dump({"input": added})}
+            lease.fence(connection, self._sql.add_step, **values)
         steps: Any = connection.execute(self._sql.read_steps, own)
         loaded = {number: encryption.load(text) for number, text in steps}
         found = decisions_of(connection, self._database, [session_id]) if row.state else {}

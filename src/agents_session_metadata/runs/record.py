@@ -173,6 +173,8 @@ class RunRecord:
         self._outputs: dict[str, Any] = {}
         self._written: set[str] = set()
         self._asked: Counter[str] = Counter()
+        self.inputs: list[Any] = []
+        """What was added to the state of the last pause."""
         self.live: Any = None
         """The `LiveAnswer` of a run that is followed."""
         # How many processes have died since the last recorded step.
@@ -197,6 +199,8 @@ class RunRecord:
                 self._outputs[step["call"]] = step
             elif "base" in step:
                 self.replaced = step["base"]
+            elif "input" in step:
+                self.inputs.append(step["input"])
 
     def begin(self) -> None:
         """Must be called when the runner begins."""

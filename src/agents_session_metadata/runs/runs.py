@@ -197,7 +197,12 @@ class SessionRuns:
         return self._background.stream(request) if live else self._streamed(request)
 
     async def resume(
-        self, session_id: str, agent: Agent[Any], **options: Unpack[ResumeOptions]
+        self,
+        session_id: str,
+        agent: Agent[Any],
+        *,
+        input: str | list[TResponseInputItem] | None = None,  # noqa: A002  # as in `run`
+        **options: Unpack[ResumeOptions],
     ) -> SessionRun:
         """Go on with a run that waits, was interrupted or has failed.
 
@@ -208,6 +213,8 @@ class SessionRuns:
         Args:
             session_id: The session's id.
             agent: The agent that the run began with.
+            input: A message of the user, or items, which a run that waits receives besides the
+                decisions. It is stored before the run goes on, so a later `resume` adds it, too.
             **options: As in `ResumeOptions`.
 
         Returns:
@@ -221,11 +228,18 @@ class SessionRuns:
                 not the same as before. The run does not change.
             StateVersionError: If the SDK cannot read the state, which stays.
             TypeError: If an argument is unknown or has the wrong type.
+            UserError: If the SDK cannot add the input to this run. Nothing is written.
+            ValueError: If there is an input, and the run does not wait.
         """
-        return await self._run(Request.to_resume(session_id, agent, options))
+        return await self._run(Request.to_resume(session_id, agent, options, input))
 
     def stream_resume(
-        self, session_id: str, agent: Agent[Any], **options: Unpack[ResumeOptions]
+        self,
+        session_id: str,
+        agent: Agent[Any],
+        *,
+        input: str | list[TResponseInputItem] | None = None,  # noqa: A002  # as in `run`
+        **options: Unpack[ResumeOptions],
     ) -> StreamedRun:
         """Go on with a run as `resume` does, and stream it.
 
@@ -238,12 +252,13 @@ class SessionRuns:
         Args:
             session_id: As in `resume`.
             agent: The agent that the run began with.
+            input: What a run that waits receives besides the decisions.
             **options: As in `ResumeOptions`.
 
         Returns:
             An async context manager, which goes on with the run and raises the errors of `resume`.
         """
-        return self._streamed(Request.to_resume(session_id, agent, options))
+        return self._streamed(Request.to_resume(session_id, agent, options, input))
 
     async def _run(self, request: Request) -> SessionRun:
         taken = await take_turn(self._settings, request)

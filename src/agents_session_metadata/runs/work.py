@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from agents import Agent, Runner, RunState
-from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
+from agents import Agent, Runner
 from sqlalchemy import Connection
 
 from agents_session_metadata._sdk import (
@@ -29,7 +28,6 @@ from agents_session_metadata.errors import (
     LeaseLostError,
     RunCancelledError,
     SessionChangedError,
-    StateVersionError,
     TablesMissingError,
 )
 from agents_session_metadata.text import quoted
@@ -38,7 +36,16 @@ from agents_session_metadata.usage.ledger import USAGE
 from agents_session_metadata.values import error_text, storable_text
 
 from .approvals import dump_pending, dump_state, pending_calls
-from .claim import Claimed, Request, RunClaim, SessionRun, Settings, content_of, write_status
+from .claim import (
+    Claimed,
+    Request,
+    RunClaim,
+    SessionRun,
+    Settings,
+    content_of,
+    load_state,
+    write_status,
+)
 from .execution import RecordedHooks, RunRecorder, RunSession, is_tool_call
 from .feature import COMPLETED, FAILED, INTERRUPTED, WAITING, keep_outcome, sweep_outcomes
 from .record import RunRecord, dump_final
@@ -274,7 +281,7 @@ class Work:
         }
         if row.state is None:
             return request.agent, record.encryption.load(row.input), options
-        state = await self._load_state(request.agent, options.get("context"))
+        state = await self._load_state()
         record.usage = context_of(state).usage
         for tracker in self._trackers:
             tracker._resumes(record.usage, row.agent)
@@ -282,17 +289,11 @@ class Work:
             tracker._records(record.usage)
         return request.agent, state, options
 
-    async def _load_state(self, agent: Agent[Any], context: Any) -> Any:
-        """Returns the state of the last pause, with the decisions since then."""
-        record, session_id = self._record, self._lease.session_id
-        current = agent_named(agent, self._row.agent)
-        if current is None and not self._request.force:
-            problem = f"its run waits in agent {quoted(self._row.agent)}, which is not there"
-            raise SessionChangedError(session_id, problem)
-        stored = record.encryption.load(self._row.state)
-        if stored.get("$schemaVersion") not in SUPPORTED_SCHEMA_VERSIONS:
-            raise StateVersionError(session_id, stored.get("$schemaVersion"))
-        state: Any = await RunState.from_json(agent, stored, context_override=context)
+    async def _load_state(self) -> Any:
+        """Returns the state of the last pause, with the decisions and the input since then."""
+        request, record = self._request, self._record
+        state = await load_state(request, self._row, record.encryption)
+        current = agent_named(request.agent, self._row.agent)
         if current is not None and not self._request.force:
             await self._check_tools(current, state)
         for item in state.get_interruptions():
@@ -302,6 +303,8 @@ class Work:
             elif decision is not None:
                 message = decision.message
                 state.reject(item, always_reject=decision.always, rejection_message=message)
+        for added in record.inputs:
+            state.add_input(added)
         return state
 
     async def _check_tools(self, agent: Agent[Any], state: Any) -> None:
