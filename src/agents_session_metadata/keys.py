@@ -45,7 +45,7 @@ FINISHED_AT: Final = "finished_at"
 """When the work was finished, an ISO 8601 time."""
 DURATION_MS: Final = "duration_ms"
 """The time from start to finish, in whole milliseconds."""
-TOUCHED_AT: Final = "lifecycle_at"
+LIFECYCLE_AT: Final = "lifecycle_at"
 """When the lifecycle was last called, an ISO 8601 time."""
 
 RESUMES: Final = "resumes"
@@ -104,7 +104,7 @@ without those that have their default."""
 RUN_KEYS: Final = frozenset(
     {
         *(STATUS, OUTCOME, PHASE, PHASE_HISTORY, READY, SUMMARY, ERROR_COUNT, LAST_ERROR),
-        *(STARTED_AT, FINISHED_AT, DURATION_MS, TOUCHED_AT, RESUMES, RESUME_ATTEMPTS),
+        *(STARTED_AT, FINISHED_AT, DURATION_MS, LIFECYCLE_AT, RESUMES, RESUME_ATTEMPTS),
         *(RUNS, REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS, TOTAL_TOKENS, RUN_MS, COST),
         *(AGENTS, TOOL_CALLS, INVOCATIONS, INVOCATION_DETAILS, TRACE_IDS, RUN),
     }

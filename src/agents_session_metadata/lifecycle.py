@@ -257,7 +257,7 @@ class SessionLifecycle:
 
         def change(stored: Metadata) -> None:
             _count_error(stored, message)
-            stored[keys.TOUCHED_AT] = now.isoformat()
+            stored[keys.LIFECYCLE_AT] = now.isoformat()
 
         return await self.session.edit_metadata(change)
 
@@ -314,7 +314,7 @@ class SessionLifecycle:
             stored[keys.RESUME_ATTEMPTS] = count_of(stored, keys.RESUME_ATTEMPTS) + 1
             if decision.should_resume:
                 stored[keys.RESUMES] = count_of(stored, keys.RESUMES) + 1
-                stored[keys.TOUCHED_AT] = now.isoformat()
+                stored[keys.LIFECYCLE_AT] = now.isoformat()
 
         try:
             metadata = await catalog.edit_metadata(session_id, change, must_exist=True)
@@ -398,7 +398,7 @@ def decide(
         return ResumeDecision(should_resume=False, reason="not_found")
     stored = info.metadata
     phase = stored.get(keys.PHASE)
-    last_active = max(info.updated_at, parse_time(stored.get(keys.TOUCHED_AT)) or info.updated_at)
+    last_active = max(info.updated_at, parse_time(stored.get(keys.LIFECYCLE_AT)) or info.updated_at)
     idle = max((now or datetime.now(timezone.utc)) - last_active, timedelta(0))
     error_count = count_of(stored, keys.ERROR_COUNT)
     reason: ResumeReason = "resumable"
@@ -435,7 +435,7 @@ def enter_phase(
     stored[keys.PHASE_HISTORY] = newest(session, [*moves, entry])
     stored[keys.PHASE] = phase
     stored[keys.STATUS] = phase if final else "active"
-    stored[keys.TOUCHED_AT] = now.isoformat()
+    stored[keys.LIFECYCLE_AT] = now.isoformat()
 
 
 def newest(session: AnySession, entries: Sequence[JSONValue]) -> list[JSONValue]:

@@ -3,8 +3,9 @@
 A search key is a byte string: a type tag, then an encoding whose byte order is the order of the
 values. One indexed binary column serves equality, ranges, prefixes and counting on every database,
 independent of collations. Numbers of any size compare as the decimals in their JSON text, strings
-compare by code point. The first `SEARCH_KEY_BYTES` bytes are indexed; a second column holds the
-rest, and equality and order use both.
+compare by code point. A tag can also occur in a value: that of strings is `@`. The first
+`SEARCH_KEY_BYTES` bytes are indexed; a second column holds the rest, and equality and order use
+both.
 
 | value | encoding after the tag |
 |---|---|

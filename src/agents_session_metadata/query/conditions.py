@@ -199,7 +199,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class Between(MetadataCondition):
-    """The value under a key has a type, given by its tag, and is within bounds."""
+    """The value under a key has a type, given by its tag, and is within its bounds, if any."""
 
     tag: bytes
     low: Bound | None

@@ -24,6 +24,9 @@ Truth: TypeAlias = ColumnElement[bool]
 """SQL that is true or false, never unknown."""
 Parameters: TypeAlias = dict[str, Any]
 
+# Ranks, from the condition with the fewest sessions to the one with the most: 0 ids, 1 a value,
+# 2 a prefix of ids, 3 an element, 4 some values, 5 a prefix, 6 a range, 8 a value that is usually
+# common (such as a boolean), 9 an open range, 10 a key that exists, 11 no rows to read from.
 IN_ORDER = 3
 """Up to this rank, a condition yields its sessions in the order of their ids."""
 SELECTIVE = 7

@@ -213,6 +213,7 @@ async def read_page(
     runs = runs_table(database.tables)
     started, session_id = runs.c.started_at, runs.c.session_id
     shown = status_of(runs, database.dialect)
+    # The columns that `infos_of` reads; one run is read with all columns.
     names = ("session_id", "agent", "pending", "started_at", "alive_at", "error")
     numbers = runs.c.attempts, runs.c.expires
     page: Any = select(*(runs.c[name] for name in names), *numbers, shown.label("status"))

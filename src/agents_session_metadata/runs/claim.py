@@ -366,9 +366,9 @@ class Statements:
             own, runs.c.status == RUNNING, runs.c.expires > now
         )
         mine = sessions.c.session_id == session
-        lock, lock_run = select(sessions.c.session_id), select(runs.c.session_id)
-        self.lock_now: Select[Any] = lock.where(mine).with_for_update(nowait=True)
-        self.lock_run_now: Select[Any] = lock_run.where(own).with_for_update(nowait=True)
+        session_row, run_row = select(sessions.c.session_id), select(runs.c.session_id)
+        self.lock_now: Select[Any] = session_row.where(mine).with_for_update(nowait=True)
+        self.lock_run_now: Select[Any] = run_row.where(own).with_for_update(nowait=True)
         alive = {"expires": until, "alive_at": now}
         self.start: Insert = insert(runs).values(status=RUNNING, started_at=now, **alive)
         token: Any = bindparam("lease_token")

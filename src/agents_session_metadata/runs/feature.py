@@ -90,7 +90,8 @@ def define(make: TableMaker) -> None:
         Column("pending", types.text),
         Column("error", types.text),
         Column("progress", types.text, nullable=False),
-        # The newest item after the last write of the run.
+        # The newest item of the session at the last claim or write of the run: it can be older than
+        # the run. By it, a claim sees what others have written since.
         Column("last_item", BigInteger, nullable=False),
         # NULL in rows of version 0.2, as all columns that are added to these tables.
         Column("alive_at", BigInteger),

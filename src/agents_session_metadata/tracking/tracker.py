@@ -400,7 +400,7 @@ class SessionTracker(RunHooks[Any]):
             if failures:
                 stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + len(failures)
                 stored[keys.LAST_ERROR] = failures[-1]
-                stored[keys.TOUCHED_AT] = datetime.now(timezone.utc).isoformat()
+                stored[keys.LIFECYCLE_AT] = datetime.now(timezone.utc).isoformat()
 
         return change
 
