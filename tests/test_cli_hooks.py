@@ -9,6 +9,7 @@ import pytest
 from agents import Agent, Runner, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
 from commands import run
+from conformance import raw
 
 from agents_session_metadata import SessionCatalog, SessionLifecycle
 
@@ -53,27 +54,69 @@ async def test_a_hook_before_work_is_delegated(cli, catalog):
     request = {"agent_name": "@ai-engineer", "task_id": "t1", "prompt": {"text": "go"}}
     answer = await ask(**request)
     assert (answer["should_resume"], answer["reason"]) == (True, "session_resumable")
-    assert answer["original_context"] == request
+    assert (answer["agent_id"], answer["original_context"]) == ("chat-1", request)
     about = answer["resume_metadata"]
     assert set(about) == {
         *("previous_phase", "created_at", "last_updated", "history", "session_metadata")
     }
     assert about["previous_phase"] == "approval"
-    assert [move["phase"] for move in about["history"]] == ["initializing", "approval"]
+    names = ("phase", "from_phase", "to_phase")
+    assert [[move[name] for name in names] for move in about["history"]] == [
+        ["initializing", None, "initializing"],
+        ["approval", "initializing", "approval"],
+    ]
+    assert all(move["timestamp"] == move["at"] for move in about["history"])
     assert about["session_metadata"]["task_id"] == "t1"
-    newest = await ask(agent_name="ai-engineer")
-    assert newest["resume_metadata"]["session_metadata"]["task_id"] in ("t1", "t2")
+    assert (await ask(agent_name="ai-engineer"))["agent_id"] in ("chat-1", "chat-2")
     by_id = await ask(agent_id="chat-2", agent_name="analyst", task_id="t1")
-    assert by_id["resume_metadata"]["session_metadata"]["task_id"] == "t2"
+    assert by_id["agent_id"] == "chat-2"
 
-    for unknown in ({"agent_id": "nobody"}, {"agent_name": "ai-engineer", "task_id": "t9"}):
+    for unknown in (
+        *({"agent_id": "nobody"}, {"agent_id": "x" * 300}),
+        {"agent_name": "ai-engineer", "task_id": "t9"},
+    ):
         answer = await ask(**unknown)
         assert (answer["should_resume"], answer["reason"]) == (False, "not_found")
-        assert answer["resume_metadata"] is None
-    await SessionLifecycle(catalog.session("chat-1")).enter("executing")
-    assert (await ask(agent_id="chat-1"))["reason"] == "not_resumable_phase"
+        assert (answer["agent_id"], answer["resume_metadata"]) == (None, None)
     for wrong in ({"agent_id": 7}, {"agent_name": ""}, {"agent_id": None}):
         assert "error" in await ask(code=2, **wrong)
+
+
+async def test_the_answer_of_a_hook_is_counted_as_resume_counts(cli, catalog):
+    lifecycle = await waiting(catalog, "chat-1")
+    for phase, reason, counts in (
+        ("approval", "session_resumable", (1, 1)),
+        ("executing", "not_resumable_phase", (1, 2)),
+    ):
+        await lifecycle.enter(phase)
+        result = await cli("resume-check", stdin={"agent_id": "chat-1"})
+        assert json.loads(result.stdout)["reason"] == reason
+        stored = await catalog.get_metadata("chat-1")
+        assert (stored["resumes"], stored["resume_attempts"]) == counts
+    await cli("resume-check", stdin={"agent_id": "nobody"})
+    assert await catalog.get_session("nobody") is None
+
+
+async def test_a_hook_with_corrupt_state_does_not_resume(cli, catalog):
+    await waiting(catalog, "chat-1")
+    await raw.execute(
+        catalog.engine,
+        "UPDATE agent_sessions_metadata SET value = '{' WHERE value LIKE '%initializing%'",
+    )
+    for request in ({"agent_id": "chat-1"}, {"agent_name": "ai-engineer"}):
+        answer = json.loads((await cli("resume-check", stdin=request)).stdout)
+        assert (answer["should_resume"], answer["reason"]) == (False, "corrupt_metadata")
+        assert answer["agent_id"] == "chat-1"
+
+
+@pytest.mark.only_on("sqlite")
+async def test_hooks_before_anything_was_stored(cli, tmp_path, shared_database):
+    for url in (f"sqlite:///{tmp_path}/none.db", shared_database.url):
+        result = await cli("resume-check", stdin={"agent_name": "a"}, url=url)
+        assert json.loads(result.stdout)["reason"] == "not_found"
+        result = await cli("finish", "--hook", stdin={"agent_id": "a"}, url=url)
+        assert json.loads(result.stdout)["outcome"] is None
+    assert not (tmp_path / "none.db").exists()
 
 
 async def test_the_request_and_answer_of_a_test_are_as_a_database_gives_them(cli, catalog):
@@ -98,22 +141,39 @@ async def test_the_request_and_answer_of_a_test_are_as_a_database_gives_them(cli
 
 
 async def test_a_hook_after_work(cli, catalog):
-    for name in ("chat-1", "chat-2"):
+    metrics = {"workflow_metrics": {"exit_code": 2}}
+    for name, fields, outcome in (
+        ("chat-1", {"exit_code": 0, "more": 1}, "completed"),
+        ("chat-2", {"exit_code": 137}, "failed"),
+        ("chat-3", {}, "completed"),
+        ("chat-4", metrics, "failed"),
+        ("chat-5", {**metrics, "exit_code": 0}, "completed"),
+        ("chat-6", {"exit_code": None, "workflow_metrics": None}, "completed"),
+        ("chat-7", {"exit_code": True}, "failed"),
+    ):
         await waiting(catalog, name)
-    for name, code, outcome in (("chat-1", 0, "completed"), ("chat-2", 137, "failed")):
-        request = {"agent_id": name, "exit_code": code, "more": 1}
+        request = {"agent_id": name, **fields}
         answer = json.loads((await cli("finish", "--hook", stdin=request)).stdout)
         assert answer == {"agent_id": name, "outcome": outcome}
         assert (await catalog.get_metadata(name))["status"] == outcome
+
+
+async def test_a_hook_after_work_never_blocks_the_orchestrator(cli, catalog):
+    lifecycle = await waiting(catalog, "chat-1")
+    await lifecycle.finish("completed")
     before = await catalog.get_metadata("chat-1")
-    for name in ("chat-1", "nobody"):
-        request = {"agent_id": name, "exit_code": 1}
+    for request in (
+        *({"agent_id": "chat-1", "exit_code": 1}, {"agent_id": "nobody"}),
+        *({"exit_code": 1}, {"agent_id": None}, {"agent_id": 7}, {"agent_id": "x" * 300}, "[]"),
+    ):
         answer = json.loads((await cli("finish", "--hook", stdin=request)).stdout)
         assert answer["outcome"] is None
+        assert answer["unchanged"]
     assert await catalog.get_metadata("chat-1") == before
     assert await catalog.get_session("nobody") is None
-    for wrong in ("", "{", "[]", {"agent_id": "a"}, {"agent_id": "a", "exit_code": True}, b"\xff"):
-        await cli("finish", "--hook", stdin=wrong, code=2)
+    for wrong in ("", "{", b"\xff"):
+        result = await cli("finish", "--hook", stdin=wrong, code=1)
+        assert len(result.stderr.splitlines()) == 1
     await cli("finish", "chat-1", code=2)
     await cli("finish", code=2)
 

@@ -70,6 +70,14 @@ _timeout = partial(
 )
 
 
+class NoFileError(click.ClickException):
+    """The file of a SQLite database does not exist."""
+
+
+NO_DATABASE = (NoFileError, errors.TablesMissingError)
+"""Raised if no session was ever stored."""
+
+
 @dataclass(kw_only=True)
 class Database:
     """The database options of a command."""
@@ -134,7 +142,7 @@ class Database:
         if file is not None and not self.create_tables and not Path(file).exists():
             # SQLite would create an empty database for a misspelled name.
             advice = "check the URL, or create the database with --create-tables"
-            raise click.ClickException(f"there is no file {file}; {advice}")
+            raise NoFileError(f"there is no file {file}; {advice}")
         # After Ctrl-C, the pool would log each connection that it cannot close with a traceback.
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         return engine

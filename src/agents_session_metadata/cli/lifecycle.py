@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agents_session_metadata.errors import InvalidPhaseError, SessionNotFoundError
+from agents_session_metadata.errors import (
+    CorruptMetadataError,
+    InvalidPhaseError,
+    SessionNotFoundError,
+)
 from agents_session_metadata.keys import AGENT, PHASE, normalize_agent
 from agents_session_metadata.text import ascii_json, escaped, quoted
+from agents_session_metadata.values import id_problem
 
 from . import options, output
 from .app import cli
-from .connection import Database, database_options
+from .connection import NO_DATABASE, Database, database_options
 from .options import Whole, flag, usage
 from .output import NothingFoundError, show, shown
 
@@ -101,20 +106,34 @@ async def phase(
         raise NothingFoundError(f"session {shown(session)} has no phase", document)
 
 
+def _history(moves: Sequence[tuple[str, Any]]) -> list[JSONObject]:
+    """Returns phase changes with our names, and with those that hooks use."""
+    before = [None, *(phase for phase, _ in moves)]
+    return [
+        {"phase": phase, "at": at, "from_phase": before[n], "to_phase": phase, "timestamp": at}
+        for n, (phase, at) in enumerate(moves)
+    ]
+
+
 _AT = "2026-01-02T03:04:05+00:00"
-_HISTORY = [{"phase": "initializing", "at": _AT}, {"phase": "approval", "at": _AT}]
-_STORED = {"agent": "ai-engineer", "error_count": 0, "lifecycle_at": _AT, "phase": "approval"}
-_STORED |= {"phase_history": _HISTORY, "purpose": "fix the build", "started_at": _AT}
+_MOVES = [("initializing", _AT), ("approval", _AT)]
+_STORED: JSONObject = {"agent": "ai-engineer", "error_count": 0, "lifecycle_at": _AT}
+_STORED |= {
+    "phase": "approval",
+    "phase_history": [{"phase": each, "at": at} for each, at in _MOVES],
+}
+_STORED |= {"purpose": "fix the build", "resume_attempts": 1, "resumes": 1, "started_at": _AT}
 _STORED |= {"status": "active", "task_id": "task-7"}
 _REQUEST = {"agent_name": "ai-engineer", "task_id": "task-7", "prompt": "Fix the build"}
 _ANSWER = {
     "should_resume": True,
     "reason": "session_resumable",
+    "agent_id": "chat-1",
     "resume_metadata": {
         "previous_phase": "approval",
         "created_at": _AT,
         "last_updated": _AT,
-        "history": _HISTORY,
+        "history": _history(_MOVES),
         "session_metadata": _STORED,
     },
     "original_context": _REQUEST,
@@ -162,8 +181,8 @@ async def resume_check(
 
     A request of an orchestrator's hook has "agent_id", the session id, or "agent_name", for that
     agent's last session, with that "task_id" if it is given. All other fields are allowed. The
-    answer has the fields should_resume, reason, resume_metadata and original_context, and the exit
-    code is 0 for both answers.
+    answer has the fields should_resume, reason, agent_id, resume_metadata and original_context, is
+    counted in the session, and has exit code 0 if the session can be resumed and if not.
     """
     if test:
         texts = (ascii_json(each, indent=2) for each in (_REQUEST, _ANSWER))
@@ -179,9 +198,7 @@ async def resume_check(
             usage("pass only one of SESSION, --agent and a request on stdin")
         read = await _read_object()
         if _HOOK_FIELDS.keys() & read.keys():
-            async with database.open() as catalog:
-                answer = await _hook_answer(catalog, read, _policy(request))
-            await show(answer)
+            await show(await _hook_answer(database, read, _policy(request)))
             return
         for field in read.keys() - _FIELDS.keys():
             usage(f"unknown field '{field}' in the request; expected one of {', '.join(_FIELDS)}")
@@ -225,7 +242,8 @@ async def finish(
     """End the work of a session.
 
     With --hook, the command reads {"agent_id": "chat-1", "exit_code": 0} from stdin. agent_id is
-    the session id. The session is completed if the exit code is 0; otherwise it failed. If the
+    the session id; exit_code can also be inside workflow_metrics, and is 0 if it is missing. The
+    session is completed if the exit code is 0; otherwise it failed. Without agent_id, or if the
     session is unknown or finished, nothing changes and the exit code is 0.
     """
     if hook:
@@ -246,53 +264,76 @@ async def _finish_by_hook(database: Database, session: str | None, summary: str 
     output.answer_in_json()
     if session is not None:
         usage("pass only one of SESSION and --hook")
-    request = await _read_object()
-    name, code = request.get("agent_id"), request.get("exit_code")
-    if not isinstance(name, str) or type(code) is not int:
-        usage("the request must have agent_id, a string, and exit_code, an integer")
-    answer: JSONObject = {"agent_id": name, "outcome": "failed" if code else "completed"}
-    async with database.open() as catalog:
-        try:
-            lifecycle = _lifecycle(catalog, name, must_exist=True)
-            await lifecycle.finish(answer["outcome"], summary)
-        except (SessionNotFoundError, InvalidPhaseError) as error:
-            answer.update(outcome=None, unchanged=str(error))
+    try:
+        request = await _read_json()
+    except click.UsageError as error:  # Exit code 2 would block the orchestrator.
+        raise click.ClickException(error.message) from None
+    fields = request if isinstance(request, dict) else {}
+    name, metrics = fields.get("agent_id"), fields.get("workflow_metrics")
+    code = (metrics if isinstance(metrics, dict) else {}).get("exit_code")
+    code = fields.get("exit_code", code)
+    answer: JSONObject = {"agent_id": name, "outcome": None}
+    if not isinstance(name, str) or id_problem(name) is not None:
+        await show(answer | {"unchanged": "there is no session id in agent_id"})
+        return
+    outcome = "completed" if code in (None, 0, "0") else "failed"
+    try:
+        async with database.open() as catalog:
+            await _lifecycle(catalog, name, must_exist=True).finish(outcome, summary)
+        answer["outcome"] = outcome
+    except (SessionNotFoundError, InvalidPhaseError, *NO_DATABASE) as error:
+        answer["unchanged"] = str(error)
     await show(answer)
 
 
-async def _hook_answer(
-    catalog: SessionCatalog, request: JSONObject, policy: ResumePolicy
-) -> JSONObject:
-    """Answers a request in the names of the hook's request."""
+async def _hook_answer(database: Database, request: JSONObject, policy: ResumePolicy) -> JSONObject:
+    """Answers a request in the names of the hook's request, and counts the answer."""
     checked = _checked(request, _HOOK_FIELDS)
     session, agent = checked.get("agent_id"), checked.get("agent_name")
     if not (session or agent):
         usage("the request must have agent_id or agent_name")
     task = request.get("task_id")
     of_task = {} if task is None else {"task_id": {"$eq": task}}
-    info, decision = await _decide(catalog, policy, session or None, {AGENT: agent, **of_task})
-    about = info and {
+    answer: JSONObject = {"should_resume": False, "reason": "not_found", "agent_id": None}
+    answer |= {"resume_metadata": None, "original_context": request}
+    try:
+        async with database.open() as catalog:
+            where = {AGENT: agent, **of_task}
+            if session:
+                info = await catalog.get_session(session, keys=[])
+            else:
+                info = await catalog.last_session(where)
+            if info is None:
+                return answer
+            decision = await _lifecycle(catalog, info.session_id, policy=policy).resume()
+    except NO_DATABASE:
+        return answer
+    except CorruptMetadataError as error:
+        return answer | {"reason": "corrupt_metadata", "agent_id": error.session_id}
+    moves = [(move.phase, move.at) for move in decision.history]
+    about = {
         "previous_phase": decision.phase,
         "created_at": info.created_at,
         "last_updated": info.updated_at,
-        "history": [vars(change) for change in decision.history],
+        "history": _history(moves),
         "session_metadata": decision.metadata,
     }
-    return {
-        "should_resume": decision.should_resume,
-        "reason": "session_resumable" if decision.should_resume else decision.reason,
-        "resume_metadata": about,
-        "original_context": request,
-    }
+    reason = "session_resumable" if decision.should_resume else decision.reason
+    answer |= {"should_resume": decision.should_resume, "reason": reason}
+    return answer | {"agent_id": info.session_id, "resume_metadata": about}
 
 
-async def _read_object() -> JSONObject:
+async def _read_json() -> Any:
     text = await output.blocking(options.standard_input().read)
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError:
         usage("the request is not UTF-8")
-    fields = options.parse_json(decoded, "the request")
+    return options.parse_json(decoded, "the request")
+
+
+async def _read_object() -> JSONObject:
+    fields = await _read_json()
     if not isinstance(fields, dict):
         usage("the request must be a JSON object")
     return fields
@@ -340,11 +381,15 @@ def _state(decision: ResumeDecision) -> str:
 
 
 def _lifecycle(
-    catalog: SessionCatalog, session: str, *, must_exist: bool = False
+    catalog: SessionCatalog,
+    session: str,
+    *,
+    must_exist: bool = False,
+    policy: ResumePolicy | None = None,
 ) -> SessionLifecycle:
     from agents_session_metadata.lifecycle import SessionLifecycle
 
     # A session of the SDK, which takes long to import, is not needed.
     edit = partial(catalog.edit_metadata, session, must_exist=must_exist)
     own: Any = SimpleNamespace(session_id=session, catalog=catalog, edit_metadata=edit)
-    return SessionLifecycle(own)
+    return SessionLifecycle(own, policy)
