@@ -72,10 +72,12 @@ AGENTS: Final = "agents"
 """The names of the agents that ran."""
 TOOL_CALLS: Final = "tool_calls"
 """A list of `[tool, calls, milliseconds]`, one entry per tool."""
+TOOLS_USED: Final = "tools_used"
+"""The names of the tools that were called: `{"tools_used": {"$contains": "git"}}`."""
 INVOCATIONS: Final = "invocations"
 """The ids of the newest 50 tool calls, oldest first."""
 INVOCATION_DETAILS: Final = "invocation_details"
-"""The same calls: objects with `id`, `tool`, `ms`, `ok` and `at`, an ISO 8601 time."""
+"""The same calls: objects with `id`, `tool`, `ms`, `ok`, `at`, a time, and `ref` if given."""
 TRACE_IDS: Final = "trace_ids"
 """The newest trace ids of runs, oldest first."""
 
@@ -106,7 +108,7 @@ RUN_KEYS: Final = frozenset(
         *(STATUS, OUTCOME, PHASE, PHASE_HISTORY, READY, SUMMARY, ERROR_COUNT, LAST_ERROR),
         *(STARTED_AT, FINISHED_AT, DURATION_MS, LIFECYCLE_AT, RESUMES, RESUME_ATTEMPTS),
         *(RUNS, REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS, TOTAL_TOKENS, RUN_MS, COST),
-        *(AGENTS, TOOL_CALLS, INVOCATIONS, INVOCATION_DETAILS, TRACE_IDS, RUN),
+        *(AGENTS, TOOL_CALLS, TOOLS_USED, INVOCATIONS, INVOCATION_DETAILS, TRACE_IDS, RUN),
     }
 )
 """The keys that lifecycle, tracker and runs write.

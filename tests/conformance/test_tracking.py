@@ -87,6 +87,7 @@ async def test_a_run(session, clock, tools, catalog):
         keys.RUN_MS: 1750,
         keys.AGENTS: ["engineer"],
         keys.TOOL_CALLS: [["look", 1, 250], ["write", 1, 1500]],
+        keys.TOOLS_USED: ["look", "write"],
         keys.INVOCATIONS: ["call-1", "call-2"],
         keys.INVOCATION_DETAILS: stored[keys.INVOCATION_DETAILS],
     }
@@ -424,12 +425,28 @@ async def test_runs_of_two_processes(shared_database, request):
     assert len(stored[keys.INVOCATIONS]) == 20
 
 
+async def test_sessions_are_found_by_the_tools_that_they_used(catalog, session):
+    await session.set_metadata({"tools_used": ["imported", 7]})
+    for number in range(60):
+        await add_invocation(session, f"inv_{number:03}", "git" if number else "compile")
+    assert (await session.get_metadata())["tools_used"] == ["imported", "compile", "git"]
+    for tool in ("compile", "git"):
+        assert await catalog.count_sessions({"tools_used": {"$contains": tool}}) == 1
+    found = await catalog.count_values("tools_used")
+    assert {(each.value, each.count) for each in found} == {
+        ("imported", 1),
+        ("compile", 1),
+        ("git", 1),
+    }
+
+
 async def test_invocations_that_are_recorded_by_hand(catalog, session):
     for number in range(51):
         await add_invocation(session, f"inv_{number:03}", "lint" if number else "compile")
     at = datetime(2026, 1, 2, 3, 4, tzinfo=timezone(timedelta(hours=1)))
     took = timedelta(seconds=1.5)
-    stored = await add_invocation(session, "inv_\0", "compile", duration=took, ok=False, at=at)
+    more = {"duration": took, "ok": False, "at": at, "ref": "s3://runs/\0"}
+    stored = await add_invocation(session, "inv_\0", "compile", **more)
     assert stored == await session.get_metadata()
     assert stored[keys.TOOL_CALLS] == [["compile", 2, 1500], ["lint", 50, 0]]
     assert len(stored[keys.INVOCATIONS]) == len(stored[keys.INVOCATION_DETAILS]) == 50
@@ -441,7 +458,10 @@ async def test_invocations_that_are_recorded_by_hand(catalog, session):
         "ms": 1500,
         "ok": False,
         "at": "2026-01-02T02:04:00+00:00",
+        "ref": newest["ref"],
     }
+    assert newest["ref"].startswith("s3://runs/")
+    assert "ref" not in stored[keys.INVOCATION_DETAILS][0]
     assert await catalog.count_sessions({"invocations": {"$contains": "inv_050"}}) == 1
     assert await catalog.count_sessions({"invocations": {"$contains": "inv_000"}}) == 0
     before = await session.get_metadata()

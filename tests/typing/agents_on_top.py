@@ -79,7 +79,9 @@ async def more_calls(session: SQLAlchemyMetadataSession, wrapped: EncryptedSessi
     """Lists, calls of other tools, and what a model sees."""
     assert_type(await resumable_sessions(session.catalog), list[SessionInfo])
     took = timedelta(seconds=1)
-    await add_invocation(wrapped, "inv_001", "lint", duration=took, ok=False, at=None)
+    await add_invocation(
+        wrapped, "inv_001", "lint", duration=took, ok=False, at=None, ref="s3://runs"
+    )
     RunConfig(session_input_callback=recent_turns(5))
 
 

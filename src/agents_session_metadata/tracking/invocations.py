@@ -23,6 +23,7 @@ class Invocation:
     ms: int
     ok: bool
     at: str
+    ref: str | None = None
 
 
 async def add_invocation(
@@ -33,11 +34,12 @@ async def add_invocation(
     duration: timedelta | None = None,
     ok: bool = True,
     at: datetime | None = None,
+    ref: str | None = None,
 ) -> Metadata:
     """Record a call of a tool that runs outside the SDK, as `SessionTracker` records calls.
 
     Its id is added to `invocations`, its details to `invocation_details`, both for the newest 50
-    calls, and the call is counted in `tool_calls`.
+    calls. The call is counted in `tool_calls`, and its tool is in `tools_used`.
 
     ```python
     await add_invocation(session, "inv_001", "compile", duration=timedelta(seconds=3))
@@ -51,6 +53,7 @@ async def add_invocation(
         duration: How long the call took; without it, it counts as zero.
         ok: Whether the call succeeded.
         at: When the call began, an aware datetime; now by default.
+        ref: Where the result of the call is, such as a path or a URL.
 
     Returns:
         The metadata afterwards.
@@ -73,14 +76,21 @@ async def add_invocation(
         took // timedelta(milliseconds=1),
         ok,
         moment.astimezone(timezone.utc).isoformat(),
+        None if ref is None else storable_text(ref),
     )
     return await session.edit_metadata(lambda stored: record_invocations(session, stored, [call]))
 
 
 def record_invocations(session: AnySession, stored: Metadata, calls: Sequence[Invocation]) -> None:
-    stored[keys.TOOL_CALLS] = _added(stored.get(keys.TOOL_CALLS), calls)
+    totals = stored[keys.TOOL_CALLS] = _added(stored.get(keys.TOOL_CALLS), calls)
+    used = stored.get(keys.TOOLS_USED)
+    names = [*(used if isinstance(used, list) else []), *(total[0] for total in totals)]
+    stored[keys.TOOLS_USED] = [*dict.fromkeys(each for each in names if isinstance(each, str))]
     before = stored.get(keys.INVOCATION_DETAILS)
-    kept: Any = newest(session, [*(before if isinstance(before, list) else []), *map(vars, calls)])
+    added = [
+        {name: each for name, each in vars(call).items() if each is not None} for call in calls
+    ]
+    kept: Any = newest(session, [*(before if isinstance(before, list) else []), *added])
     stored[keys.INVOCATION_DETAILS] = kept
     stored[keys.INVOCATIONS] = [call["id"] for call in kept]
 

@@ -88,10 +88,10 @@ class SessionTracker(RunHooks[Any]):
     ```
 
     It adds up, over runs: `runs`, `requests`, `input_tokens`, `output_tokens`, `total_tokens`,
-    `run_ms`, `agents`, `tool_calls` and, when prices are given, `cost`. The ids of the newest 50
-    tool calls are kept under `invocations`, and their details under `invocation_details`; a call is
-    not `ok` if the SDK did not report its end. The newest 20 trace ids are kept under `trace_ids`.
-    An exception that leaves the block adds to
+    `run_ms`, `agents`, `tool_calls`, `tools_used` and, when prices are given, `cost`. The ids of
+    the newest 50 tool calls are kept under `invocations`, and their details under
+    `invocation_details`; a call is not `ok` if the SDK did not report its end. The newest 20 trace
+    ids are kept under `trace_ids`. An exception that leaves the block adds to
     `error_count` and sets `last_error`; a failure that your code catches inside the block is not
     recorded, because the SDK does not report it to hooks. The totals are correct if runs overlap,
     in one process or in several. All runs in an `async with` block are written when the block ends.
