@@ -860,3 +860,15 @@ def test_an_option_that_the_driver_does_not_know():
     assert "sslcert" in result.stderr
     assert "secret" not in result.output
     assert "Traceback" not in result.output
+
+
+async def test_the_list_shows_the_status_of_the_run_and_filters_by_it(cli, catalog) -> None:
+    await catalog.create_session("failed", metadata={"run": "failed", "agent": "billing"})
+    await catalog.create_session("active", metadata={"run": "completed", "status": "active"})
+    shown = {row.split()[0]: row for row in (await cli("list")).stdout.splitlines()}
+    assert "failed" in shown["failed"].split("billing")[1]
+    assert "active" in shown["active"].split(maxsplit=1)[1]
+    assert "run=" not in shown["failed"]
+    listed = document(await cli("list", "--status", "failed", "--json"))
+    assert [each["session_id"] for each in listed["sessions"]] == ["failed"]
+    assert "billing" in (await cli("last")).stdout

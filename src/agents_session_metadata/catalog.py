@@ -58,6 +58,7 @@ from .types import (
     IndexInfo,
     ItemInfo,
     ItemPage,
+    JSONObject,
     JSONValue,
     Metadata,
     SearchPage,
@@ -1315,6 +1316,45 @@ class SessionCatalog:
         from .usage.ledger import delete_usage
 
         return await delete_usage(self._store, before=before)
+
+    async def statuses(self, sessions: Iterable[SessionInfo]) -> dict[str, str]:
+        """Return what sessions of a list do now, whichever parts of the package they use.
+
+        ```python
+        page = await catalog.list_sessions({"owner_id": "u1"})
+        statuses = await catalog.statuses(page)  # {"chat-1": "waiting", "chat-2": "completed"}
+        ```
+
+        Args:
+            sessions: Sessions that were read with the keys `run`, `status` and `runs`.
+
+        Returns:
+            The status by session id: that of the run (`running`, `waiting`, `interrupted`,
+            `failed`), else that of the lifecycle, else `completed` if a tracked run has ended.
+            Sessions without any of them are left out.
+        """
+        from .usage.statistics import read_statuses
+
+        return await read_statuses(self._store, sessions)
+
+    async def status_filter(self, status: str) -> JSONObject:
+        """Return a filter for the sessions that have this status in `statuses`.
+
+        Of the runs that are stored as working, up to 1,000 are looked at.
+
+        ```python
+        failed = await catalog.list_sessions(await catalog.status_filter("failed"))
+        ```
+
+        Args:
+            status: The status.
+
+        Returns:
+            The filter. That for `running` and `interrupted` holds at this moment.
+        """
+        from .usage.statistics import status_filter
+
+        return await status_filter(self._store, status)
 
     async def statistics(self, where: Where | None = None) -> Statistics:
         """Add up the data that lifecycle and tracker recorded, exactly, in short reads.

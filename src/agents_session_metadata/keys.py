@@ -5,7 +5,8 @@ They are plain metadata and count towards `MetadataLimits.max_keys`.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 OWNER_ID: Final = "owner_id"
 """The id of the user that the session belongs to."""
@@ -116,6 +117,34 @@ RUN_KEYS: Final = frozenset(
 A fork does not copy them, HTTP hides most and lets no client write any, and the browser and the
 command line show them apart from the others.
 """
+
+
+RUN_STATUSES: Final = ("running", "waiting", "interrupted", "failed")
+"""The values of `run` that are the status of the session, whatever its lifecycle says."""
+
+
+def session_status(metadata: Mapping[str, Any]) -> str | None:
+    """Return the status of a session: that of its run, else its lifecycle's, else the tracker's.
+
+    A run that is stored as `running` is `interrupted` if its lease has ended, which the metadata do
+    not tell: see `SessionCatalog.statuses`.
+
+    Args:
+        metadata: The metadata of the session.
+
+    Returns:
+        The value of `run` if it is one of `RUN_STATUSES`, else that of `status`, else `completed`
+        if a run has ended. None if nothing ran.
+    """
+    run, status = metadata.get(RUN), metadata.get(STATUS)
+    runs: Any = metadata.get(RUNS)
+    if run in RUN_STATUSES:
+        return str(run)
+    for each in (status, run):
+        if isinstance(each, str):
+            return each
+    # Until 0.3.0, a run that had finished left no status.
+    return "completed" if type(runs) in (int, float) and 1 <= runs < 10**18 else None
 
 
 def normalize_agent(name: str) -> str:

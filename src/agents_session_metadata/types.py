@@ -227,9 +227,8 @@ class Statistics:
 
     Attributes:
         sessions: The number of sessions.
-        by_status: The number of sessions per status: that of the lifecycle, else that of the last
-            run, which is `failed`, `waiting`, `running`, `interrupted` or `completed`. Sessions
-            without either are left out.
+        by_status: The number of sessions per status, as `SessionCatalog.statuses` returns it.
+            Sessions without one are left out.
         runs: The number of tracked runs.
         requests: The number of requests to models.
         input_tokens: The number of input tokens.
@@ -286,8 +285,8 @@ class DayStatistics:
         by_agent: The number of sessions per `agent`. Sessions without one are left out.
         runs: The number of tracked runs.
         tools: The totals per tool.
-        duration_median: As in `Statistics`.
-        duration_p95: As in `Statistics`.
+        duration_median: As in `Statistics`, or of the runs of a session without a lifecycle.
+        duration_p95: Likewise.
     """
 
     day: date | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 from datetime import timedelta
@@ -9,13 +10,21 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from agents import function_tool
 from doctoring import complete
 from hypothesis import given
 from scaling import examples, scale
 
-from agents_session_metadata import InvalidFilterError, Statistics, ToolStatistics, keys
+from agents_session_metadata import (
+    InvalidFilterError,
+    SessionRuns,
+    Statistics,
+    ToolStatistics,
+    keys,
+)
 from agents_session_metadata.doctor import diagnose
 from conformance import raw, strategies
+from conformance.approving import Deployer, call
 from conformance.test_bound_parameters import configure_new_connections
 
 pytestmark = pytest.mark.dialect
@@ -54,7 +63,9 @@ def expected(records: list[dict[str, Any]]) -> Statistics:
                 totals[key] += metadata[key]
         if type(metadata.get(keys.COST)) in {int, float}:
             cost += Decimal(repr(metadata[keys.COST]))
-        status = metadata.get("status")
+        status = metadata.get("run")
+        if status not in ("running", "waiting", "interrupted", "failed"):
+            status = metadata.get("status")
         if not isinstance(status, str):
             status = metadata.get("run")
         if not isinstance(status, str):
@@ -369,3 +380,52 @@ async def test_texts_of_a_nondeterministic_collation(database):
     assert found.by_status == {"Active": 1, "active": 1}
     page = await catalog.list_sessions(preview=True)
     assert {each.preview for each in page.sessions} == {"hello"}
+
+
+async def test_a_status_is_that_of_the_run_else_the_lifecycle_else_the_tracker(catalog):
+    """In `statuses`, in `statistics`, and in the filter for each status."""
+    expected = {
+        "run": ({"run": "waiting", "status": "active", "runs": 1}, "waiting"),
+        "failed run": ({"run": "failed"}, "failed"),
+        "lifecycle": ({"run": "completed", "status": "failed"}, "failed"),
+        "only lifecycle": ({"status": "active", "runs": 3}, "active"),
+        "ended run": ({"run": "completed"}, "completed"),
+        "tracker": ({"runs": 2}, "completed"),
+        "other types": ({"run": 1, "status": None, "runs": True}, None),
+        "nothing": ({"title": "x"}, None),
+    }
+    for name, (metadata, _) in expected.items():
+        await catalog.create_session(name, metadata=metadata)
+    found = await catalog.statuses(await catalog.list_sessions())
+    assert found == {name: status for name, (_, status) in expected.items() if status}
+    counted = (await catalog.statistics()).by_status
+    for status in ("waiting", "failed", "active", "completed", "running", "interrupted"):
+        names = {name for name, each in found.items() if each == status}
+        listed = await catalog.list_sessions(await catalog.status_filter(status))
+        assert {each.session_id for each in listed} == names, status
+        assert counted.get(status, 0) == len(names)
+
+
+async def test_the_status_of_an_interrupted_run(catalog):
+    runs = SessionRuns(catalog)
+    began = asyncio.Event()
+
+    @function_tool
+    async def wait() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    agent = Deployer().agent([call("wait", "c1")], tools=[wait])
+    task = asyncio.create_task(runs.run("chat", agent, "Deploy"))
+    await began.wait()
+    for expected in ("running", "interrupted"):
+        if expected == "interrupted":
+            task.cancel()
+            await asyncio.wait([task])
+        assert await catalog.statuses(await catalog.list_sessions()) == {"chat": expected}
+        for status in ("running", "interrupted"):
+            listed = await catalog.list_sessions(await catalog.status_filter(status))
+            assert len(listed) == (status == expected)
+        assert (await catalog.statistics()).by_status == {expected: 1}
+    elsewhere = catalog.scoped({"owner_id": "nobody"})
+    assert await elsewhere.statuses(await catalog.list_sessions()) == {"chat": "running"}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +19,7 @@ from .options import Whole, flag, usage
 from .output import NothingFoundError, Pages, Table, counted, show, shown
 
 if TYPE_CHECKING:
-    from agents_session_metadata.types import Metadata, SessionInfo
+    from agents_session_metadata.types import Metadata, SessionInfo, SessionPage
 
 _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
 # The list leaves out what is recorded for programs.
@@ -31,6 +30,7 @@ _RECORDED = (known.RUN_KEYS - _SHOWN) | {known.TITLE_AUTO, known.CHATKIT}
 @cli.command("list", epilog="Example: agent-sessions list --meta owner_id=u1 --active --limit 5")
 @options.filters
 @options.active
+@click.option("--status", help="Only sessions with this status, as the list shows it.")
 @click.option(
     "--order-by",
     metavar="KEY",
@@ -46,6 +46,7 @@ _RECORDED = (known.RUN_KEYS - _SHOWN) | {known.TITLE_AUTO, known.CHATKIT}
 async def list_sessions(
     database: Database,
     where: Any,
+    status: str | None,
     order_by: str,
     pages: Pages,
     keys: Sequence[str],
@@ -53,19 +54,30 @@ async def list_sessions(
 ) -> None:
     """List sessions, most recently active first.
 
-    With --all, the sessions are printed as one table per page.
+    The status is that of the run, else that of the lifecycle. With --all, the sessions are printed
+    as one table per page.
     """
     corrupt: list[Exception] = []
+    statuses: dict[str, str] = {}
     async with database.open() as catalog:
-        read = partial(
-            catalog.list_sessions,
-            where,
-            order_by=order_by,
-            keys=keys or None,
-            count_items=count_items,
-            on_corrupt=corrupt.append,
+        if status is not None:
+            where = {"$and": [where or {}, await catalog.status_filter(status)]}
+
+        async def read(**page: Any) -> SessionPage:
+            found = await catalog.list_sessions(
+                where,
+                order_by=order_by,
+                keys=keys or None,
+                count_items=count_items,
+                on_corrupt=corrupt.append,
+                **page,
+            )
+            statuses.update({} if keys else await catalog.statuses(found))
+            return found
+
+        found = await pages.write(
+            read, lambda sessions: _table(sessions, keys, statuses).write(), _record
         )
-        found = await pages.write(read, lambda sessions: _table(sessions, keys).write(), _record)
     if not found:
         raise NothingFoundError(output.no_match(where))
     output.report(corrupt)
@@ -243,14 +255,21 @@ def _metadata_table(metadata: Metadata) -> Table:
     return Table(("key", "value"), rows, folded=True)
 
 
-def _table(sessions: Sequence[SessionInfo], chosen: Sequence[str]) -> Table:
+def _table(
+    sessions: Sequence[SessionInfo], chosen: Sequence[str], statuses: Mapping[str, str]
+) -> Table:
     """Without chosen keys, well-known ones come first, and the other keys in one column."""
-    used = {key for info in sessions for key in info.metadata}
+    metadata = {info.session_id: dict(info.metadata) for info in sessions}
+    for session_id, stored in metadata.items():
+        if session_id in statuses:
+            stored[known.STATUS] = statuses[session_id]
+            stored.pop(known.RUN, None)
+    used = {key for stored in metadata.values() for key in stored}
     columns = chosen or [key for key in _FIRST if key in used]
     rest = [] if chosen else sorted(used - {*columns} - _RECORDED)
     rows = []
     for info in sessions:
-        stored = {key: shown(value) for key, value in info.metadata.items()}
+        stored = {key: shown(value) for key, value in metadata[info.session_id].items()}
         row = [info.session_id, *(stored.get(key, "") for key in columns)]
         row += [] if info.item_count is None else [output.number(info.item_count)]
         others = " ".join(f"{shown(key)}={stored[key]}" for key in rest if key in stored)

@@ -264,7 +264,8 @@ class RunsFeature(Feature):
         runs = runs_table(database.tables)
         status = status_of(runs, database.dialect)
         found: Any = select(runs.c.session_id, status).where(runs.c.session_id.in_(ids))
-        return dict(connection.execute(found))
+        rows: Any = connection.execute(found).all()
+        return dict(rows)
 
     def spared(self, age: timedelta) -> Condition:
         return NotAtWork(age)

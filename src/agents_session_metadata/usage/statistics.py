@@ -23,7 +23,9 @@ from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import (
     DailyStatistics,
     DayStatistics,
+    JSONObject,
     Metadata,
+    SessionInfo,
     Statistics,
     ToolStatistics,
 )
@@ -44,7 +46,12 @@ _COUNTERS = (
 _FIELDS = (*_COUNTERS[:5], "resumed", "resumed_completed", "with_errors")
 """Sums under the names of the fields of `Statistics`."""
 _READ = (*_COUNTERS, keys.STATUS, keys.RUN, keys.RESUMES, keys.COST, keys.TOOL_CALLS)
-_BY_DAY = Details((keys.STATUS, keys.RUN, keys.AGENT, keys.RUNS, keys.DURATION_MS, keys.TOOL_CALLS))
+_BY_DAY = Details(
+    (
+        *(keys.STATUS, keys.RUN, keys.AGENT, keys.RUNS, keys.TOOL_CALLS),
+        *(keys.DURATION_MS, keys.RUN_MS),
+    )
+)
 _MOST = 10**18
 """Counters from this number on, and negative ones, are left out."""
 _DEAREST = 10**12
@@ -71,7 +78,7 @@ class Totals:
 
     def add(self, metadata: Metadata) -> None:
         """Adds one session. Values of another type are left out."""
-        sums, status, agent = self.sums, _status(metadata), metadata.get(keys.AGENT)
+        sums, status, agent = self.sums, keys.session_status(metadata), metadata.get(keys.AGENT)
         if status is not None:
             self.by_status[status] += 1
         if isinstance(agent, str):
@@ -182,13 +189,43 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
         after = ids[-1]
 
 
-def _status(metadata: Metadata) -> str | None:
-    """Returns the status of the lifecycle, else that of the last run, or None without either."""
-    for key in (keys.STATUS, keys.RUN):
-        if isinstance(status := metadata.get(key), str):
-            return status
-    # Until 0.3.0, a run that had finished left no status.
-    return "completed" if _is_number(metadata.get(keys.RUNS), 1, _MOST) else None
+async def read_statuses(store: ScopedStore, sessions: Iterable[SessionInfo]) -> dict[str, str]:
+    """Reads only what is not known of the sessions: whether a run works or is interrupted."""
+    found = {each.session_id: dict(each.metadata) for each in sessions}
+    working = [each for each, metadata in found.items() if metadata.get(keys.RUN) == "running"]
+    for start in range(0, len(working), _STEP):
+        where = {"$session_id": {"$in": working[start : start + _STEP]}}
+        interrupted = await _interrupted(store, store.condition(where))
+        for session_id in interrupted:
+            found[session_id][keys.RUN] = "interrupted"
+    statuses = {each: keys.session_status(metadata) for each, metadata in found.items()}
+    return {each: status for each, status in statuses.items() if status is not None}
+
+
+async def status_filter(store: ScopedStore, status: str) -> JSONObject:
+    if status in ("running", "interrupted"):
+        interrupted = await _interrupted(store, store.condition({keys.RUN: "running"}))
+        of_lease: JSONObject = {"$session_id": {"$in": interrupted}}
+        works = of_lease if status == "interrupted" else {"$not": of_lease}
+        found: list[JSONObject] = [{"$and": [{keys.RUN: "running"}, works]}]
+    else:
+        found = [{keys.RUN: status}] if status in keys.RUN_STATUSES else []
+    no_run: JSONObject = {keys.RUN: {"$nin": list(keys.RUN_STATUSES)}}
+    found.append({**no_run, keys.STATUS: status})
+    if status == "completed":
+        ended: JSONObject = {"$or": [{keys.RUN: status}, {keys.RUNS: {"$gte": 1}}]}
+        found.append({**ended, **no_run, keys.STATUS: {"$exists": False}})
+    return {"$or": found}
+
+
+async def _interrupted(store: ScopedStore, condition: Condition) -> list[str]:
+    def read(connection: Connection) -> list[str]:
+        ids = connection.scalars(*store.queries.ids(condition, after=None, limit=_STEP)).all()
+        found: dict[str, Metadata] = {each: {keys.RUN: "running"} for each in ids}
+        _show_runs(store, connection, found)
+        return [each for each in found if found[each][keys.RUN] == "interrupted"]
+
+    return await store.database.read(read)
 
 
 def _show_runs(store: ScopedStore, connection: Connection, found: Mapping[str, Metadata]) -> None:
@@ -240,6 +277,8 @@ async def read_daily(
         info = each.checked(on_corrupt)
         of_day = days[info.created_at.date()]
         of_day.sessions += 1
+        if keys.DURATION_MS not in info.metadata and keys.RUN_MS in info.metadata:
+            info.metadata[keys.DURATION_MS] = info.metadata[keys.RUN_MS]
         of_day.add(info.metadata)
     whole = Totals()
     for of_day in days.values():
