@@ -19,7 +19,12 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 from typing_extensions import assert_type
 
-from agents_session_metadata import JSONValue, SessionCatalog, SQLAlchemyMetadataSession
+from agents_session_metadata import (
+    JSONValue,
+    SessionCatalog,
+    SessionRuns,
+    SQLAlchemyMetadataSession,
+)
 from agents_session_metadata.chatkit import CatalogStore
 from agents_session_metadata.http import sessions_app
 from agents_session_metadata.web import browser_app
@@ -52,6 +57,10 @@ def http(catalog: SessionCatalog) -> None:
     assert_type(sessions_app(catalog, scope=scope), ASGIApp)
     sessions_app(catalog, scope=async_scope, allow_roles=["user"], max_body=1024)
     sessions_app(catalog, scope=None, allow_roles=None, body_timeout=1.5)
+    runs = SessionRuns(catalog)
+    assert_type(runs.with_catalog(catalog), SessionRuns)
+    sessions_app(catalog, scope=scope, runs=runs, allow_decisions=True)
+    sessions_app(catalog, scope=scope, runs=runs, allow_decisions=lambda _: "Ana")
     Starlette(routes=[Mount("/v1", sessions_app(catalog, scope=scope))])
     sessions_app(catalog)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     sessions_app(

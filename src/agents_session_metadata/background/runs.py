@@ -37,11 +37,14 @@ _AT_ONCE = 100
 
 
 class BackgroundRuns:
-    """What `SessionRuns` does in the background. Its methods have the docstrings."""
+    """What `SessionRuns` does in the background. Its methods have the docstrings.
 
-    def __init__(self, settings: Settings) -> None:
+    `works` has the tasks of `start`, of all catalogs that share them.
+    """
+
+    def __init__(self, settings: Settings, works: dict[asyncio.Task[None], str]) -> None:
         self._settings = settings
-        self._works: dict[asyncio.Task[None], str] = {}
+        self._works = works
         self._refused: dict[str, Any] = {}
         """The runs that could not be resumed, by session, with the time at which they began."""
 

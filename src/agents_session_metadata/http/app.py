@@ -6,10 +6,9 @@ No connection to the database is held while a body is read or an answer is sent.
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
 from starlette.requests import Request
@@ -22,8 +21,12 @@ from agents_session_metadata.types import JSONObject
 
 from .events import Streams
 from .openapi import document
-from .requests import APIError, answer_to, read_body, read_query
+from .requests import APIError, answer_to, read_body, read_query, valid_json
 from .routes import HIDDEN, ROUTES, Call, Route
+from .run_routes import DECISIONS, RUN_ROUTES
+
+if TYPE_CHECKING:
+    from agents_session_metadata import SessionRuns
 
 MAX_BODY = 8 * 2**20
 BODY_TIMEOUT = 60.0
@@ -40,6 +43,8 @@ def sessions_app(
     body_timeout: float = BODY_TIMEOUT,
     max_streams: int = MAX_STREAMS,
     max_streams_per_scope: int = MAX_STREAMS_PER_SCOPE,
+    runs: SessionRuns | None = None,
+    allow_decisions: AllowDecisions = False,
 ) -> ASGIApp:
     """Create an ASGI application that serves a catalog over OpenAI's Conversations API.
 
@@ -65,13 +70,19 @@ def sessions_app(
             503.
         max_streams_per_scope: The maximum number of them in one scope, so that one user cannot take
             those of all others.
+        runs: The runs of the catalog. With them, clients can follow and cancel the run of a
+            conversation. Each request is restricted to its scope.
+        allow_decisions: Whether clients can approve and reject calls of waiting runs. A function,
+            sync or async, is called with Starlette's `Request` and returns the name of who decides,
+            stored by `SessionRuns.decide`. If it returns nothing, the response is 403.
 
     Returns:
         The application.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If `max_body`, `body_timeout` or a number of streams is not positive.
+        ValueError: If `max_body`, `body_timeout` or a number of streams is not positive, or
+            `allow_decisions` is given without `runs`.
     """
     check_catalog(catalog, scope)
     for name, given in (("allow_roles", allow_roles), ("public_keys", public_keys)):
@@ -81,6 +92,13 @@ def sessions_app(
         raise ValueError(
             "max_body, body_timeout, max_streams and max_streams_per_scope must be positive"
         )
+    if runs is not None and not hasattr(runs, "with_catalog"):
+        raise TypeError(f"runs must be SessionRuns, got {type(runs).__name__}")
+    if runs is None and allow_decisions:
+        raise ValueError("allow_decisions requires runs")
+    routes: tuple[Route, ...] = ROUTES
+    if runs is not None:
+        routes += (*RUN_ROUTES, *([DECISIONS] if allow_decisions else []))
     roles = None if allow_roles is None else frozenset(allow_roles)
     hidden = HIDDEN - frozenset(public_keys)
     return _SessionsApp(
@@ -90,8 +108,11 @@ def sessions_app(
         roles,
         max_body,
         body_timeout,
-        document(ROUTES),
+        routes,
+        document(routes),
         Streams(max_streams, max_streams_per_scope),
+        runs,
+        allow_decisions,
     )
 
 
@@ -129,8 +150,11 @@ class _SessionsApp(HTTPApp):
     allow_roles: frozenset[str] | None
     max_body: int
     body_timeout: float
+    routes: tuple[Route, ...]
     document: JSONObject
     streams: Streams
+    runs: SessionRuns | None
+    allow_decisions: AllowDecisions
 
     async def respond(self, request: Request) -> Response:
         repeatable = True
@@ -143,14 +167,16 @@ class _SessionsApp(HTTPApp):
             segments = _segments(request.scope)
             if segments == ["openapi.json"] and request.method == "GET":
                 return _Answer(self.document)
-            route, path = _find(request.method, segments)
+            route, path = _find(self.routes, request.method, segments)
             repeatable = route.repeatable
             query, body = read_query(request, route.query), None
             if route.body is not None:
                 body = await read_body(request, route.body, self.max_body, self.body_timeout)
             key = request.headers.get("idempotency-key")
             roles = self.allow_roles
-            call = Call(catalog, self.hidden, roles, path, query, body, key, self.streams)
+            runs = None if self.runs is None else self.runs.with_catalog(catalog)
+            own = self.streams, request, runs, self.allow_decisions
+            call = Call(catalog, self.hidden, roles, path, query, body, key, *own)
             answer = await route.run(call)
             return answer if isinstance(answer, Response) else _Answer(answer)
         except Exception as error:  # noqa: BLE001  # told to the client, without its message
@@ -178,8 +204,10 @@ def _segments(scope: Scope) -> list[str]:
     return segments[1:]
 
 
-def _find(method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
-    matches = [(route, route.match(segments)) for route in ROUTES]
+def _find(
+    routes: Iterable[Route], method: str, segments: list[str]
+) -> tuple[Route, dict[str, str]]:
+    matches = [(route, route.match(segments)) for route in routes]
     found = {route.method: (route, path) for route, path in matches if path is not None}
     if method in found:
         return found[method]
@@ -207,14 +235,16 @@ class _Answer(JSONResponse):
         try:
             return super().render(content)
         except ValueError:
-            valid = json.loads(json.dumps(content), parse_constant=lambda _: None)
-            return json.dumps(valid, separators=(",", ":")).encode()
+            return valid_json(content).encode()
 
 
 GetScope: TypeAlias = (
     "Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]"
 )
 """Returns the metadata values that every session of a request has; plain or async."""
+
+AllowDecisions: TypeAlias = "bool | Callable[[Request], str | Awaitable[str | None] | None]"
+"""Whether clients decide about calls, or a function that names who does."""
 
 
 async def scoped_catalog(

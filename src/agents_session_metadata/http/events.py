@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from agents_session_metadata import SessionCatalog, SessionChange
 
-from .requests import APIError
+from .requests import APIError, valid_json
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
@@ -75,60 +75,98 @@ class Streams:
         show: Callable[[Any], Mapping[str, Any]],
         on_corrupt: Any,
     ) -> Response:
-        scope = json.dumps(catalog.scope, sort_keys=True)
-        is_full = bool(catalog.scope) and self._open_in[scope] >= self._most_per_scope
-        if is_full or self._open >= self._most:
-            headers = {"Retry-After": "5"}
-            raise APIError(503, "Too many streams are open.", code="streams", headers=headers)
+        scope = self.scope_of(catalog)
         key = scope, json.dumps(where, sort_keys=True), asyncio.get_running_loop()
         is_ready = asyncio.Event()
         changes = catalog.watch(
             where, interval=INTERVAL, on_corrupt=on_corrupt, on_poll=is_ready.set
         )
-        return _EventStream(self, key, partial(_Poll, changes, is_ready), show)
+        return _Changes(self, key, partial(_Poll, changes, is_ready), show)
+
+    def scope_of(self, catalog: SessionCatalog) -> str:
+        """Returns the scope of another stream. Raises 503 if too many are open."""
+        scope = json.dumps(catalog.scope, sort_keys=True)
+        is_full = bool(catalog.scope) and self._open_in[scope] >= self._most_per_scope
+        if is_full or self._open >= self._most:
+            headers = {"Retry-After": "5"}
+            raise APIError(503, "Too many streams are open.", code="streams", headers=headers)
+        return scope
 
 
-class _EventStream(StreamingResponse):
+class EventStream(StreamingResponse):
+    """A stream of the events in its queue, until there is None."""
+
     media_type = "text/event-stream"
 
-    def __init__(self, streams: Streams, key: Any, poll: Callable[[], _Poll], show: Any) -> None:
-        self._streams, self._key, self._poll, self._show = streams, key, poll, show
-        self._queue: asyncio.Queue[SessionChange | None] = asyncio.Queue(_QUEUED)
+    def __init__(self, streams: Streams, scope: str, queued: int) -> None:
+        self._streams, self._scope = streams, scope
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(queued)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(self._texts(), headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        streams, key = self._streams, self._key
-        poll = streams._polls.get(key)
-        if poll is None or poll.task.done():
-            poll = streams._polls[key] = self._poll()
-        poll.queues.add(self._queue)
+        streams = self._streams
         streams._open += 1
-        streams._open_in[key[0]] += 1
+        streams._open_in[self._scope] += 1
         try:
-            await poll.is_ready.wait()
+            await self._begin()
             with suppress(OSError):  # The client has gone.
                 # Without its version, Starlette listens for that on every server.
                 await super().__call__({**scope, "asgi": {}}, receive, send)
         finally:
             streams._open -= 1
-            streams._open_in[key[0]] -= 1
+            streams._open_in[self._scope] -= 1
             streams._open_in += Counter()  # drops scopes without a stream
-            poll.queues.discard(self._queue)
-            if not poll.queues:
-                poll.task.cancel()
-                if streams._polls.get(key) is poll:
-                    del streams._polls[key]
+            self._end()
+
+    async def _begin(self) -> None:
+        """Begins to fill the queue."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def _shown(self, event: Any) -> tuple[str, Any]:
+        """Returns the name and the data of an event."""
+        raise NotImplementedError
 
     async def _texts(self) -> AsyncIterator[str]:
         yield ": follows changes\n\n"
         while True:
             try:
-                change = await asyncio.wait_for(self._queue.get(), COMMENT_AFTER)
+                event = await asyncio.wait_for(self._queue.get(), COMMENT_AFTER)
             except asyncio.TimeoutError:
                 yield ":\n\n"
                 continue
-            if change is None:
+            if event is None:
                 return
-            data = json.dumps(self._show(change.session))
-            yield f"event: {change.kind}\ndata: {data}\n\n"
+            name, data = self._shown(event)
+            yield f"event: {name}\ndata: {valid_json(data)}\n\n"
+
+
+class _Changes(EventStream):
+    """The changes of sessions, from a poll that streams share."""
+
+    def __init__(self, streams: Streams, key: Any, poll: Callable[[], _Poll], show: Any) -> None:
+        super().__init__(streams, key[0], _QUEUED)
+        self._key, self._make, self._show = key, poll, show
+
+    async def _begin(self) -> None:
+        polls = self._streams._polls
+        poll = polls.get(self._key)
+        if poll is None or poll.task.done():
+            poll = polls[self._key] = self._make()
+        self._poll = poll
+        poll.queues.add(self._queue)
+        await poll.is_ready.wait()
+
+    def _end(self) -> None:
+        poll, polls = self._poll, self._streams._polls
+        poll.queues.discard(self._queue)
+        if not poll.queues:
+            poll.task.cancel()
+            if polls.get(self._key) is poll:
+                del polls[self._key]
+
+    def _shown(self, event: SessionChange) -> tuple[str, Any]:
+        return event.kind, self._show(event.session)

@@ -53,7 +53,7 @@ def _operation(route: Route) -> JSONObject:
     required = ["id", "type"] if is_item else ["object"]
     answer: JSONObject = {"type": "object", "required": required, "additionalProperties": True}
     content = {"application/json": {"schema": answer}}
-    if route.path == "/events":
+    if route.path.endswith("/events"):
         content = {"text/event-stream": {"schema": {"type": "string"}}}
     operation: JSONObject = {
         "operationId": getattr(route.run, "__name__", ""),

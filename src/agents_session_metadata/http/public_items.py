@@ -126,10 +126,15 @@ def catalog_id(item_id: str) -> int | str:
 
 
 def shown_item(info: ItemInfo) -> dict[str, Any]:
-    item: object = info.item
+    return shown(info.item, info.item_id)
+
+
+def shown(item: object, item_id: int | None) -> dict[str, Any]:
+    """Returns an item. It has no id while it is not in the history, without an `item_id`."""
     kind = item_type(item)
     stored = item if isinstance(item, Mapping) else {"value": item}
-    shown = {**stored, "id": public_id(info.item_id, item), "type": kind}
+    shown = {name: stored[name] for name in stored if name != "id"}
+    shown |= {"type": kind} if item_id is None else {"id": public_id(item_id, item), "type": kind}
     if kind in _HAVE_STATUS and not isinstance(shown.get("status"), str):
         shown["status"] = "completed"
     if kind == "message":

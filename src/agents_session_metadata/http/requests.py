@@ -7,6 +7,7 @@ to the server's log only.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -157,8 +158,36 @@ class ListConversations(_Page):
     ] = False
 
 
+class FollowRun(Query):
+    after: Annotated[
+        str | None, Field(description="The id of the item after which the snapshot begins.")
+    ] = None
+    forever: Annotated[
+        bool, Field(description="Whether to go on with the resumed or the next run.")
+    ] = False
+
+
+class Decide(_Body):
+    """Decide about a call."""
+
+    call_id: str
+    approve: bool
+    message: Annotated[
+        str | None, Field(description="What the model receives for a rejected call.")
+    ] = None
+
+
 class Search(_Page):
     q: Annotated[str, Field(description="The words.", min_length=1, max_length=LONGEST_SEARCH)]
+
+
+def valid_json(value: Any) -> str:
+    """Returns JSON in ASCII, with null in place of stored NaN and infinities."""
+    text = json.dumps(value, separators=(",", ":"))
+    if "NaN" in text or "Infinity" in text:
+        value = json.loads(text, parse_constant=lambda _: None)
+        return json.dumps(value, separators=(",", ":"))
+    return text
 
 
 async def read_body(request: Request, model: type[M], most: int, timeout: float) -> M:

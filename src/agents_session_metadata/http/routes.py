@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
 from agents_session_metadata import ItemInfo, SessionCatalog, SessionInfo, keys
@@ -77,7 +78,8 @@ class Call:
     """A request that has been checked. `catalog` is restricted to its scope.
 
     `hidden` are the keys of metadata that the client does not see, `allow_roles` the roles of
-    messages that it can append; None allows every item. `key` is its `Idempotency-Key`.
+    messages that it can append; None allows every item. `key` is its `Idempotency-Key`. `runs` are
+    those of the catalog, if the application has them.
     """
 
     catalog: SessionCatalog
@@ -88,6 +90,9 @@ class Call:
     body: Any
     key: str | None
     streams: Streams
+    request: Request
+    runs: Any
+    allow_decisions: Any
 
     @property
     def session_id(self) -> str:
@@ -267,14 +272,14 @@ class Call:
             raise invalid(f"The key {id_problem(key)}.", "Idempotency-Key")
         for item in items:
             # The catalog does not know the ids that items get over HTTP.
-            if isinstance(catalog_id(item.get("id") or ""), int) and await self._find(item["id"]):
+            if isinstance(catalog_id(item.get("id") or ""), int) and await self.find(item["id"]):
                 raise ItemExistsError(self.session_id, item["id"])
         added = await self.catalog.add_items(self.session_id, items, key=key, unique_ids=True)
         return _list([shown_item(info) for info in added])
 
     async def item(self) -> JSONObject:
         """One item."""
-        info = await self._find(self.path["item_id"])
+        info = await self.find(self.path["item_id"])
         if info is None:
             raise not_found("Item", self.path["item_id"])
         return shown_item(info)
@@ -282,7 +287,7 @@ class Call:
     async def delete_item(self) -> JSONObject:
         """Delete one item."""
         item_id = self.path["item_id"]
-        info = await self._find(item_id)
+        info = await self.find(item_id)
         try:
             if info is None:
                 raise not_found("Item", item_id)
@@ -293,7 +298,7 @@ class Call:
 
     # ---- parts ----
 
-    async def _find(self, item_id: str) -> ItemInfo | None:
+    async def find(self, item_id: str) -> ItemInfo | None:
         """Returns None if the conversation exists without the item."""
         try:
             info = await self.catalog.get_item(self.session_id, catalog_id(item_id))
@@ -305,7 +310,7 @@ class Call:
         item_id = getattr(self.body, name)
         if item_id is None:
             return None
-        info = await self._find(item_id)
+        info = await self.find(item_id)
         if info:
             return info.item_id
         if name == "before":
@@ -393,7 +398,7 @@ class Route:
         return {name.strip("{}"): segment for name, segment in pairs}
 
 
-_ONE = "/conversations/{conversation_id}"
+ONE = "/conversations/{conversation_id}"
 ROUTES = (
     Route("GET", "/conversations", Call.list_conversations, requests.ListConversations),
     Route(
@@ -403,22 +408,22 @@ ROUTES = (
         body=requests.NewConversation,
         repeatable=False,
     ),
-    Route("GET", _ONE, Call.conversation),
-    Route("POST", _ONE, Call.change_conversation, body=requests.ChangedConversation),
-    Route("DELETE", _ONE, Call.delete_conversation),
-    Route("GET", f"{_ONE}/items", Call.list_items, requests.ListItems),
+    Route("GET", ONE, Call.conversation),
+    Route("POST", ONE, Call.change_conversation, body=requests.ChangedConversation),
+    Route("DELETE", ONE, Call.delete_conversation),
+    Route("GET", f"{ONE}/items", Call.list_items, requests.ListItems),
     Route(
         "POST",
-        f"{_ONE}/items",
+        f"{ONE}/items",
         Call.create_items,
         requests.Included,
         requests.NewItems,
         repeatable=False,
     ),
-    Route("GET", f"{_ONE}/items/{{item_id}}", Call.item, requests.Included),
-    Route("DELETE", f"{_ONE}/items/{{item_id}}", Call.delete_item, repeatable=False),
-    Route("POST", f"{_ONE}/fork", Call.fork, body=requests.Fork, repeatable=False),
-    Route("POST", f"{_ONE}/rewind", Call.rewind, body=requests.Rewind, repeatable=False),
+    Route("GET", f"{ONE}/items/{{item_id}}", Call.item, requests.Included),
+    Route("DELETE", f"{ONE}/items/{{item_id}}", Call.delete_item, repeatable=False),
+    Route("POST", f"{ONE}/fork", Call.fork, body=requests.Fork, repeatable=False),
+    Route("POST", f"{ONE}/rewind", Call.rewind, body=requests.Rewind, repeatable=False),
     Route("GET", "/events", Call.events, requests.Matching),
     Route("GET", "/search", Call.search, requests.Search),
     Route("GET", "/metadata/{key}/values", Call.count_values, requests.CountValues),
