@@ -273,6 +273,15 @@ class Database:
                 raise _ColumnsMissingError(group)
         return True
 
+    def has_columns(self, connection: Connection, group: str) -> bool:
+        """Like `has_tables`. Returns False if there are columns that must not be added."""
+        try:
+            return self.has_tables(connection, group)
+        except _ColumnsMissingError:
+            if self.create_tables:
+                raise
+            return False
+
     def having_tables(self, connection: Connection, groups: Iterable[str]) -> set[str]:
         """Returns the groups of which all tables exist, possibly without columns added later."""
         names = {

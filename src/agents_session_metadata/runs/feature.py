@@ -197,7 +197,9 @@ def give_up(
     ids = [items[position].item_id for position in unanswered([each.item for each in items])]
     delete_messages(database, connection, session_id, ids)
     _end(database, connection, session_id)
-    if row.status != FAILED or row.run_key is None:
+    # History can change without the columns that are added to the tables of version 0.2.0.
+    is_needed = row.status != FAILED or row.run_key is None
+    if is_needed and database.has_columns(connection, RUNS):
         keep_outcome(database, connection, session_id, row, outcome, CANCELLED)
 
 
