@@ -74,10 +74,6 @@ class NoFileError(click.ClickException):
     """The file of a SQLite database does not exist."""
 
 
-NO_DATABASE = (NoFileError, errors.TablesMissingError)
-"""Raised if no session was ever stored."""
-
-
 @dataclass(kw_only=True)
 class Database:
     """The database options of a command."""
@@ -102,6 +98,12 @@ class Database:
         from agents_session_metadata.core.features import table_names
 
         return table_names(self.sessions_table, self.messages_table, self.metadata_table)
+
+    def is_new(self, error: Exception) -> bool:
+        """Returns whether an error means that no metadata was ever stored."""
+        if isinstance(error, errors.TablesMissingError):
+            return self.names.metadata in error.tables
+        return isinstance(error, NoFileError)
 
     @asynccontextmanager
     async def open(

@@ -22,7 +22,7 @@ from agents_session_metadata.values import id_problem
 
 from . import options, output
 from .app import cli
-from .connection import NO_DATABASE, Database, database_options
+from .connection import Database, database_options
 from .options import Whole, flag, usage
 from .output import NothingFoundError, show, shown
 
@@ -281,7 +281,11 @@ async def _finish_by_hook(database: Database, session: str | None, summary: str 
         async with database.open() as catalog:
             await _lifecycle(catalog, name, must_exist=True).finish(outcome, summary)
         answer["outcome"] = outcome
-    except (SessionNotFoundError, InvalidPhaseError, *NO_DATABASE) as error:
+    except Exception as error:
+        if not (
+            isinstance(error, (SessionNotFoundError, InvalidPhaseError)) or database.is_new(error)
+        ):
+            raise
         answer["unchanged"] = str(error)
     await show(answer)
 
@@ -306,10 +310,12 @@ async def _hook_answer(database: Database, request: JSONObject, policy: ResumePo
             if info is None:
                 return answer
             decision = await _lifecycle(catalog, info.session_id, policy=policy).resume()
-    except NO_DATABASE:
-        return answer
     except CorruptMetadataError as error:
         return answer | {"reason": "corrupt_metadata", "agent_id": error.session_id}
+    except Exception as error:
+        if not database.is_new(error):
+            raise
+        return answer
     moves = [(move.phase, move.at) for move in decision.history]
     about = {
         "previous_phase": decision.phase,

@@ -45,7 +45,7 @@ from .schema import (
     missing_columns,
     missing_elements,
     missing_name,
-    require_sessions,
+    require_own_tables,
 )
 from .tables import SessionTables, query_tables
 
@@ -328,7 +328,7 @@ class Database:
 
         def prepare(connection: Connection) -> None:
             existing = existing_names(connection, self.tables, parts=True)
-            require_sessions(connection, self.tables, existing)
+            require_own_tables(connection, self.tables, existing)
             if self._create(connection, group, existing):
                 connection.commit()
                 existing = existing_names(connection, self.tables, parts=True)

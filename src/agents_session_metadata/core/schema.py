@@ -133,14 +133,30 @@ def missing_name(element: MissingElement) -> str | None:
     return str(element.element.name)
 
 
-def require_sessions(
-    connection: Connection, tables: SessionTables, existing: Container[str]
-) -> None:
-    """Raises an error if the sessions table is missing although there is metadata.
+def foreign_table(tables: SessionTables, existing: Existing) -> str | None:
+    """Returns the problem if another program has a table of the metadata table's name.
+
+    `existing` includes the columns.
+    """
+    name = tables.metadata.name
+    if "search_key" in existing.get(name, {"search_key"}):
+        return None
+    return (
+        f"table {name} has no column search_key: it belongs to another program, such as the code "
+        "of openai-agents PR #1939; rename it and copy its rows, as the page guide/moving.md of "
+        "the documentation shows"
+    )
+
+
+def require_own_tables(connection: Connection, tables: SessionTables, existing: Existing) -> None:
+    """Raises an error if the metadata table is another program's, or has rows without sessions.
 
     Creating an empty sessions table would hide that a name is wrong.
     """
     sessions, metadata = tables.sessions.name, tables.metadata.name
+    foreign = foreign_table(tables, existing)
+    if foreign is not None:
+        raise TablesMissingError([f"{metadata}.search_key"], foreign)
     if sessions in existing or metadata not in existing:
         return
     first: Any = select(literal_column("1")).select_from(tables.metadata).limit(1)
@@ -266,7 +282,7 @@ def upgrade_statements(connection: Connection, names: TableNames) -> list[str]:
     """Returns what of `create_statements` a database lacks, and columns that its tables lack."""
     dialect, tables = dialect_of(connection.dialect), create_tables(names)
     existing = existing_names(connection, tables, parts=True)
-    require_sessions(connection, tables, existing)
+    require_own_tables(connection, tables, existing)
     tables = _tables_beside(connection, names, existing)
     sa_dialect = offline(connected_name(connection.dialect))
     return [

@@ -18,7 +18,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from agents_session_metadata.core.definitions import TableNames
 from agents_session_metadata.core.features import table_names
-from agents_session_metadata.core.schema import upgrade_statements
+from agents_session_metadata.core.schema import foreign_table, upgrade_statements
 from agents_session_metadata.dialects import PRODUCTS, connected_name, dialect_of
 from agents_session_metadata.dialects.urls import with_transactions
 
@@ -91,6 +91,10 @@ def _examine(inspection: Inspection) -> Iterator[Finding]:
     yield Finding("info", "versions", ", ".join(_versions(connection)))
     for problem in inspection.dialect.server_warnings(connection):
         yield Finding("warning", "server", problem)
+    foreign = foreign_table(inspection.expected, inspection.existing)
+    if foreign is not None:
+        yield Finding("error", "tables", foreign)
+        return
     for check in _CHECKS:
         yield from _checked(inspection, check)
 

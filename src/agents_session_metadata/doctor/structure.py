@@ -76,7 +76,7 @@ class Inspection:
         self.queried: SessionTables = query_tables(names)
         sessions = self.queried.sessions
         self.schema: str | None = connection.schema_for_object(sessions)
-        self.existing: Existing = existing_names(connection, self.queried)
+        self.existing: Existing = existing_names(connection, self.queried, parts=True)
         types = CREATE_TYPES
         if sessions.name in self.existing:
             with suppress(NoResultFound):  # Its ids are missing or no text, which is reported.
