@@ -11,6 +11,7 @@ from agents import Runner
 from commands import run, said
 from conformance import key_indexes, raw
 from conformance.approving import Deployer, deploys
+from conformance.following import speaking, until
 from conformance.running import agent as scripted
 
 from agents_session_metadata import ModelPrice, SessionCatalog, SessionRuns, SessionTracker
@@ -466,11 +467,38 @@ async def test_approvals(cli, shared_database):
         (["runs", "--cursor", "x"], 2, "cursor"),
         (["runs", "--limit", "0"], 2, "limit"),
         (["runs", "--status", "paused"], 2, "interrupted"),
+        (["runs", "--follow", "nobody"], 1, "there is no session nobody"),
+        (["runs", "--follow", "u1", "--json"], 2, "--jsonl"),
+        (["runs", "--follow", "u1", "--status", "failed"], 2, "filter"),
     ):
         assert words in said((await cli(*args, code=code)).stderr)
+    followed = await cli("runs", "--follow", "u2")
+    assert followed.stdout.splitlines() == [
+        "user: Go",
+        *(f'deploy: {{"target":"c{number}"}}' for number in (1, 2, 3)),
+        *(f'waits for deploy c{number}: {{"target":"c{number}"}}' for number in (1, 2, 3)),
+        "waiting",
+    ]
+    events = (await cli("runs", "--follow", "u2", "--jsonl")).stdout.splitlines()
+    assert [json.loads(line)["type"] for line in events] == ["snapshot", "status"]
+    stopped = await cli("stop", "u1")
+    assert "stopped the run" in stopped.stderr
+    assert await runs.get("u1") is None
     discarded = await cli("discard", "u2", "--yes")
     assert "discarded the run" in discarded.stderr
     assert await runs.get("u2") is None
+
+
+async def test_a_run_is_shown_while_its_answer_is_written(cli, shared_database):
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    agent = speaking(["one two three"])
+    gate = agent.model.gates["three"] = asyncio.Event()
+    async with SessionRuns(catalog) as runs:
+        await runs.start("chat", agent, "Count")
+        await until(lambda: agent.model.spoken == ["one", "two"])
+        asyncio.get_running_loop().call_later(1, gate.set)
+        shown = await cli("runs", "--follow", "chat")
+    assert shown.stdout.splitlines() == ["user: Count", "assistant: one two three", "finished"]
 
 
 # ---- lifecycle ----

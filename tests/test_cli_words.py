@@ -217,7 +217,7 @@ def test_something_is_not_installed(names, args, words, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-APPROVALS = {"runs", "approve", "reject", "discard"}
+APPROVALS = {"runs", "approve", "reject", "discard", "stop"}
 
 
 def test_no_command_waits_for_the_sdk(tmp_path):
@@ -870,6 +870,7 @@ def test_every_command_on_a_session_takes_the_value_of_a_key(tmp_path):
         ("approve x --all", "session chat has no run"),
         ("reject x --all", "session chat has no run"),
         ("discard x --yes", "session chat has no run"),
+        ("stop x", "session chat has no run"),
     ):
         result = run(*line.split(), "--by", "title", url=url)
         assert (result.exit_code, result.stderr) == (1, f"{words}\n"), line
@@ -882,7 +883,13 @@ def test_one_sentence_for_a_session_that_does_not_exist(tmp_path):
     filled(tmp_path, "title=x")
     for line in (
         *("show nope", "get nope", "unset nope a", "history nope", "rewind nope --turns 1 --yes"),
-        *("fork nope", "discard nope --yes", "approve nope --all", "delete nope --yes"),
+        *(
+            "fork nope",
+            "stop nope",
+            "discard nope --yes",
+            "approve nope --all",
+            "delete nope --yes",
+        ),
     ):
         result = run(*line.split(), url=f"sqlite:///{tmp_path}/x.db")
         assert (result.exit_code, result.stderr) == (1, "there is no session nope\n"), line

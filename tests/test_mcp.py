@@ -367,6 +367,7 @@ async def test_waiting_runs(catalog, shared_database):
             "deployer",
             "waiting",
         )
+        assert (run["attempts"], run["alive_at"] >= run["started_at"]) == (0, True)
         [waiting] = run["calls"]
         assert waiting.pop("arguments").startswith('{"target":"xxx')
         assert waiting == {

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from agents_session_metadata.text import ago
+from agents_session_metadata.text import ago, ascii_json, escaped
 
 from . import options, output
 from .app import cli
 from .connection import Database, database_options
 from .options import confirm, flag, usage
-from .output import NothingFoundError, Pages, Table, counted, show, shown
+from .output import STDOUT, NothingFoundError, Pages, Table, blocking, counted, show, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata import RunInfo
@@ -30,13 +31,29 @@ _as_option = click.option("--as", "by_name", help="Who decides; stored with the 
     shell_complete=options.completing("running", "waiting", "interrupted", "failed"),
     help="Only running, waiting, interrupted or failed runs.",
 )
+@click.option(
+    "--follow", metavar="SESSION", help="Show the run of this session as it works, until its end."
+)
 @options.filters
 @options.pages("runs", 20)
 @database_options()
-async def runs(database: Database, status: Any, where: Any, pages: Pages) -> None:
-    """List runs that work, wait for an approval, were interrupted or failed, newest first."""
+async def runs(
+    database: Database, status: Any, follow: str | None, where: Any, pages: Pages
+) -> None:
+    """List runs that work, wait for an approval, were interrupted or failed, newest first.
+
+    With --follow, print what one of them does: its messages, calls and outputs, and the answer
+    while it is written. With --jsonl, each event is a line.
+    """
     from agents_session_metadata import RunStatus, SessionRuns
 
+    if follow is not None:
+        if status is not None or where is not None or pages.every or pages.cursor is not None:
+            usage("--follow shows one run; it takes no filter and no page")
+        if output.wants_json():
+            usage("--follow prints events as they happen; for JSON, pass --jsonl")
+        await _follow(database, follow, as_lines=pages.as_lines)
+        return
     statuses = get_args(RunStatus)
     if status not in (None, *statuses):
         usage(f"--status must be one of {', '.join(statuses)}, got {shown(status)}")
@@ -102,6 +119,97 @@ async def discard(database: Database, session: str, yes: bool) -> None:
         if not discarded:
             raise await output.nothing_in(catalog, session, "has no run", document)
     await show(document, message="discarded the run")
+
+
+@cli.command(epilog="Example: agent-sessions stop chat-1")
+@options.session
+@database_options(by=True)
+async def stop(database: Database, session: str) -> None:
+    """End a run that works, waits or was interrupted, wherever it works.
+
+    The text so far of a run that can be followed stays in the history. Calls without an output are
+    removed.
+    """
+    from agents_session_metadata import SessionRuns
+
+    async with database.open() as catalog:
+        stopped = await SessionRuns(catalog).cancel(session)
+        document = {"session_id": session, "stopped": stopped}
+        if not stopped:
+            raise await output.nothing_in(catalog, session, "has no run", document)
+    await show(document, message="stopped the run")
+
+
+async def _follow(database: Database, session: str, *, as_lines: bool) -> None:
+    from agents_session_metadata import SessionRuns
+
+    transcript, found = Transcript(), 0
+    async with database.open() as catalog:
+        try:
+            async for event in SessionRuns(catalog).follow(session):
+                found += 1
+                text = ascii_json(event) + "\n" if as_lines else transcript.text_of(event)
+                await blocking(_write_now, text, name=STDOUT)
+        except ValueError as error:  # It is encrypted.
+            raise click.ClickException(str(error)) from None
+        if not found:
+            raise await output.nothing_in(catalog, session, "has no run")
+
+
+def _write_now(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class Transcript:
+    """What the events of a run say, as lines. The line of an answer grows while it is written."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def text_of(self, event: dict[str, Any]) -> str:
+        kind = event["type"]
+        if kind == "snapshot":
+            items = [self._line(_item(item)) for item in event["items"]]
+            return "".join([*items, *map(self.text_of, event["events"])])
+        if kind == "response.output_text.delta":
+            begin = "" if self._is_open else "assistant: "
+            self._is_open = True
+            return begin + escaped(event["delta"], "\n\t")
+        if kind == "response.created":
+            return self._line("(the answer begins again)") if self._is_open else ""
+        if kind == "item":
+            # The text of an answer was shown while it was written.
+            is_shown = self._is_open and event["item"].get("role") == "assistant"
+            return self._line("" if is_shown else _item(event["item"]))
+        if kind == "status":
+            calls = [_call(each) for each in event.get("pending", ())]
+            error = event.get("error") or {}
+            reason = f": {error['type']}: {error['message']}" if error else ""
+            return "".join(map(self._line, [*calls, event["status"] + reason]))
+        return ""
+
+    def _line(self, text: str) -> str:
+        """Returns a line of its own, after the end of an open one."""
+        end, self._is_open = "\n" if self._is_open else "", False
+        return end + (escaped(text, "\n\t") + "\n" if text else "")
+
+
+def _item(item: dict[str, Any]) -> str:
+    if "role" in item:
+        content = item.get("content")
+        if isinstance(content, list):
+            content = "".join(str(part.get("text") or f"({part.get('type')})") for part in content)
+        return f"{item['role']}: {content}"
+    name = item.get("name") or item.get("type", "item")
+    if "output" in item:
+        return f"output: {shown(item['output'])}"
+    return f"{name}: {shown(item.get('arguments', item))}"
+
+
+def _call(call: dict[str, Any]) -> str:
+    arguments = "(encrypted)" if call["arguments"] is None else shown(call["arguments"])
+    return f"waits for {call['tool']} {call['call_id']}: {arguments}"
 
 
 async def _decide(

@@ -139,6 +139,8 @@ class RunAnswer(TypedDict):
     status: str
     agent: str
     started_at: str
+    alive_at: str
+    attempts: int
     calls: list[WaitingCall]
     cut: NotRequired[str]
 
