@@ -310,6 +310,7 @@ class StoredSession(SQLAlchemySession):
     # ---- reading, popping and replacing the end of a history, by the SDK's methods ----
 
     async def _run_sqlite_write_with_retry(self, operation: Callable[[], Awaitable[T]]) -> T:
+        self._store.database.check_writable()
         return await self._store.database.retry(operation, prepare=False)
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:

@@ -171,8 +171,10 @@ class SessionCatalog:
             await self.engine.dispose()
 
     def __repr__(self) -> str:
-        scope = f" scoped by {', '.join(self._store.scope.values)}" if self._store.scope else ""
-        return f"<{type(self).__name__} {shown_url(self.engine.url)}{scope}>"
+        scope = self._store.scope
+        shown = f" scoped by {', '.join(scope.values)}" if scope.values else ""
+        shown += " read-only" if self.read_only else ""
+        return f"<{type(self).__name__} {shown_url(self.engine.url)}{shown}>"
 
     @property
     def engine(self) -> AsyncEngine:
@@ -187,6 +189,11 @@ class SessionCatalog:
         it. `json.dumps(catalog.scope, sort_keys=True)` is a key.
         """
         return copy.deepcopy(self._store.scope.where)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether every write raises `ScopeError`, as with a catalog of `readable`."""
+        return self._store.database.refusal is not None
 
     def scoped(self, values: Mapping[str, JSONValue]) -> Self:
         """A catalog that is restricted to the sessions with these values.
@@ -213,13 +220,46 @@ class SessionCatalog:
             TypeError: If `values` is not a mapping.
             ValueError: If `values` is empty, or a value is `None`.
         """
-        scoped = copy.copy(self)
-        scoped._store, scoped._owns_engine = self._store.within(values), False
-        for name in list(vars(scoped)):
+        return self._restricted(self._store.within(values))
+
+    def readable(self, where: Where) -> Self:
+        """A read-only catalog that is restricted to the sessions for which a filter holds.
+
+        Use it for sessions that are shared. As with `scoped`, a session outside it behaves as if it
+        did not exist, in every method and for every session object, also by id. The filter is
+        evaluated in each statement: who is removed from `members` sees the session no more. Every
+        write raises `ScopeError`, whose `key` is None, whether the session exists or not. Missing
+        tables are created as usual, and `search` may add to the text index. The result can be
+        restricted further, by `scoped` and by `readable`.
+
+        ```python
+        user = "u2"
+        visible = catalog.readable(
+            {"$or": [{"owner_id": user}, {"members": {"$contains": user}}]}
+        )
+        page = await visible.list_sessions(limit=20)
+        ```
+
+        Args:
+            where: A filter. In a scope, it can be empty.
+
+        Returns:
+            The read-only catalog, on the same engine.
+
+        Raises:
+            InvalidFilterError: If the filter is invalid.
+            ValueError: If every session would be readable, because the filter has no condition.
+        """
+        return self._restricted(self._store.readable(where))
+
+    def _restricted(self, store: ScopedStore) -> Self:
+        catalog = copy.copy(self)
+        catalog._store, catalog._owns_engine = store, False
+        for name in list(vars(catalog)):
             # It may depend on the scope.
             if isinstance(getattr(type(self), name, None), cached_property):
-                del vars(scoped)[name]
-        return scoped
+                del vars(catalog)[name]
+        return catalog
 
     # ---- one session ----
 
@@ -1454,7 +1494,7 @@ class SessionCatalog:
     def _check_unscoped(self, method: str) -> None:
         if self._store.scope:
             raise ScopeError(
-                next(iter(self._store.scope.values)),
+                next(iter(self._store.scope.values), None),
                 f"{method} needs a catalog without a scope: it concerns all sessions",
             )
 

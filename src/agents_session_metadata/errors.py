@@ -115,15 +115,16 @@ class InvalidPhaseError(SessionMetadataError, ValueError):
 
 
 class ScopeError(SessionMetadataError, ValueError):
-    """A call would change or delete a key of the scope. Nothing was written.
+    """A call would change or delete a key of the scope, or write to a catalog that only reads.
 
-    Methods that need all sessions, such as `create_index`, also raise it on a scoped catalog.
+    Nothing was written. Methods that need all sessions, such as `create_index`, also raise it on a
+    scoped catalog.
 
     Attributes:
-        key: The scope key.
+        key: The scope key; None for a catalog of `SessionCatalog.readable`.
     """
 
-    def __init__(self, key: str, message: str | None = None) -> None:
+    def __init__(self, key: str | None, message: str | None = None) -> None:
         self.key = key
         super().__init__(
             message

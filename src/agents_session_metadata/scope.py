@@ -1,12 +1,13 @@
-"""A scope: the metadata values that every session seen through it has.
+"""A scope: the metadata values that every session seen through it has, or a filter.
 
 `ScopedStore` adds a condition to each query, and a check after each lock. The storage below knows
-nothing of scopes.
+nothing of scopes. With a filter, the database of the store refuses to write.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from .core.store import SessionStore
 from .errors import ScopeError
 from .query.conditions import equality
 from .query.filters import Where, parse_filter, parse_values
-from .query.logic import EVERYTHING, All, Condition
+from .query.logic import All, Condition, OfExisting
 from .query.pages import check_limit, read_sessions
 from .query.queries import Queries, queries_of
 from .text import quoted
@@ -34,21 +35,27 @@ MISSING: Any = object()
 
 
 class Scope:
-    """Fixed values under some keys. An empty scope contains every session."""
+    """Fixed values under some keys, and filters. An empty scope contains every session."""
 
-    def __init__(self, values: Mapping[str, JSONValue] | None = None) -> None:
+    def __init__(
+        self, values: Mapping[str, JSONValue] | None = None, filters: tuple[Where, ...] = ()
+    ) -> None:
         self.values: dict[str, JSONValue] = {
             key: plain(value) for key, value in (values or {}).items()
         }
-        self.condition: Condition = equality(self.values) if self.values else EVERYTHING
+        self.filters: tuple[dict[str, Any], ...] = tuple(map(_as_json, filters))
+        conditions: list[Condition] = [equality(self.values)] if self.values else []
+        conditions += [parse_filter(each) for each in self.filters]
+        self.condition: Condition = conditions[0] if len(conditions) == 1 else All((*conditions,))
 
     def __bool__(self) -> bool:
-        return bool(self.values)
+        return bool(self.values or self.filters)
 
     @property
     def where(self) -> dict[str, Any]:
         """The scope as a filter."""
-        return self.values
+        parts = [each for each in (self.values, *self.filters) if each]
+        return {"$and": parts} if len(parts) > 1 else parts[0] if parts else {}
 
     def restrict(self, condition: Condition) -> Condition:
         return All((self.condition, condition)) if self else condition
@@ -76,8 +83,17 @@ class ScopedStore(SessionStore):
                 raise ValueError(f"scope key {quoted(key)} is None; a scope needs a value")
             if key in self._searched and self._searched[key] != search_key(value):
                 raise ScopeError(key)
-        scope = Scope({**checked, **self.scope.values})
+        scope = Scope({**checked, **self.scope.values}, self.scope.filters)
         return ScopedStore(self.database, self.limits, scope)
+
+    def readable(self, where: Where) -> ScopedStore:
+        """Adds a filter. Raises `ValueError` if every session is still within the scope."""
+        scope = Scope(self.scope.values, (*self.scope.filters, where))
+        if scope.condition.constant:
+            raise ValueError(
+                "readable needs a filter with a condition; it does not show every session"
+            )
+        return ScopedStore(self.database.refusing(_read_only), self.limits, scope)
 
     @property
     def is_restricted(self) -> bool:
@@ -121,7 +137,11 @@ class ScopedStore(SessionStore):
     def question(self, statement: Any, session_id: Any) -> tuple[Any, dict[str, Any]]:
         if not self.scope:
             return statement, {}
-        return self.queries.where(statement, self.scope.condition, session_id)
+        condition = self.scope.condition
+        if self.scope.filters and session_id is not self.database.tables.sessions.c.session_id:
+            # Unlike a value, a filter can hold for a row whose session is gone.
+            condition = OfExisting((condition,))
+        return self.queries.where(statement, condition, session_id)
 
     async def find_sessions(
         self, key_or_filter: str | Where, value: JSONValue = MISSING, limit: int | None = None
@@ -137,6 +157,21 @@ class ScopedStore(SessionStore):
             check_limit(limit)
         condition = self.condition(where)
         return await read_sessions(self.database, lambda reader: reader.ids(condition, limit))
+
+
+def _read_only() -> ScopeError:
+    return ScopeError(None, "the catalog is read-only: it was made by `readable`")
+
+
+def _as_json(where: Where) -> dict[str, Any]:
+    """Returns a copy of a filter, with times as text."""
+    parse_filter(where)
+    copy: dict[str, Any] = json.loads(json.dumps(where or {}, default=_json_part))
+    return copy
+
+
+def _json_part(part: Any) -> Any:
+    return dict(part) if isinstance(part, Mapping) else part.isoformat()
 
 
 def own_store(

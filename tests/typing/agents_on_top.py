@@ -181,7 +181,7 @@ def errors() -> None:
     except InvalidPhaseError as error:
         assert_type(error.phase, object)
     except ScopeError as error:
-        assert_type(error.key, str)
+        assert_type(error.key, str | None)
     except (SessionExistsError, SessionNotFoundError) as error:
         assert_type(error.session_id, str)
     except TablesMissingError as error:

@@ -60,8 +60,10 @@ class CatalogStore(Store[TContext]):
     Args:
         catalog: The catalog.
         scope: Called with ChatKit's request context; returns the values that the caller's sessions
-            have, such as `{"owner_id": context.user_id}`. It is not awaited. `None`, which must be
-            passed explicitly, serves every session of the catalog to every caller.
+            have, such as `{"owner_id": context.user_id}`, or a catalog with the same tables, such
+            as one of `catalog.readable`, where a write raises `ScopeError`. It is not awaited.
+            `None`, which must be passed explicitly, serves every session of the catalog to every
+            caller.
         all_sessions: Whether `load_threads` also lists sessions that ChatKit did not create.
 
     Raises:
@@ -72,7 +74,7 @@ class CatalogStore(Store[TContext]):
         self,
         catalog: SessionCatalog,
         *,
-        scope: Callable[[TContext], Mapping[str, JSONValue]] | None,
+        scope: Callable[[TContext], Mapping[str, JSONValue] | SessionCatalog] | None,
         all_sessions: bool = False,
     ) -> None:
         if not isinstance(catalog, SessionCatalog):
@@ -335,7 +337,8 @@ class CatalogStore(Store[TContext]):
     def _within(self, context: TContext) -> SessionCatalog:
         if self._scope is None:
             return self._catalog
-        return self._catalog.scoped(self._scope(context))
+        scope = self._scope(context)
+        return scope if isinstance(scope, SessionCatalog) else self._catalog.scoped(scope)
 
     def _thread(self, info: SessionInfo) -> ThreadMetadata:
         thread = thread_of(info)

@@ -8,6 +8,7 @@ before the cancellation of its caller continues.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
 import threading
@@ -141,6 +142,9 @@ _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
 class Database:
     """`guard` serializes callers that share one connection, and `init_lock` creators of tables."""
 
+    refusal: Callable[[], Exception] | None = None
+    """Returns the error of every write; None if writing is allowed."""
+
     def __init__(
         self,
         engine: AsyncEngine,
@@ -158,6 +162,17 @@ class Database:
         self._guard = guard
         self._init_lock = init_lock
         self._known: _TablesState | None = None
+
+    def refusing(self, refusal: Callable[[], Exception] | None) -> Database:
+        """Returns the same database, where every write raises an error, or none does."""
+        database = copy.copy(self)
+        database.refusal = refusal
+        return database
+
+    def check_writable(self) -> None:
+        """Every write comes through here."""
+        if self.refusal is not None:
+            raise self.refusal()
 
     # Plain functions that return coroutines: one frame less between a call and its statement.
 
@@ -180,16 +195,18 @@ class Database:
     def read_snapshot(self, work: Work[T]) -> Awaitable[T]:
         return self.retry(partial(self._spawn, work, self.dialect.begin_snapshot))
 
-    def write(self, work: Work[T], *, prepare: bool = True) -> Awaitable[T]:
+    def write(self, work: Work[T], *, prepare: bool = True, group: str = CORE) -> Awaitable[T]:
         """Runs work as one transaction, which finishes even if the caller is cancelled.
 
         Work that calls `connection.rollback()` last has written nothing.
         """
+        self.check_writable()
         operation = partial(self._spawn, work, self._begin_write, commits=True)
-        return settle(self.retry(operation, prepare=prepare))
+        return settle(self.retry(operation, prepare=prepare, group=group))
 
     def write_one(self, statement: Work[T]) -> Awaitable[T]:
         """Runs one statement, where that is faster without a transaction around it."""
+        self.check_writable()
         begin = self._begin_read if self.dialect.autocommit_reads else self._begin_write
         return settle(self.retry(partial(self._spawn, statement, begin, commits=True)))
 

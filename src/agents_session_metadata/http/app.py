@@ -56,7 +56,9 @@ def sessions_app(
         scope: A function, sync or async, that is called for every request with Starlette's
             `Request` and returns the scope, such as `{"owner_id": user_id}`. If it returns nothing,
             or a value is `None`, the response is 403. It can raise Starlette's or FastAPI's
-            `HTTPException`. `None` instead of a function serves every session to every caller.
+            `HTTPException`. It can also return a catalog with the same tables: `catalog` itself for
+            an administrator, or a part that `catalog.readable` shares, where a write is answered
+            with 403. `None` instead of a function serves every session to every caller.
         allow_roles: The roles of messages that a client can append. Other items, such as tool calls
             and their outputs, are refused. `None` allows every item. Use it only for trusted
             clients, such as the SDK's `OpenAIConversationsSession` on a server.
@@ -238,10 +240,9 @@ class _Answer(JSONResponse):
             return valid_json(content).encode()
 
 
-GetScope: TypeAlias = (
-    "Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]"
-)
-"""Returns the metadata values that every session of a request has; plain or async."""
+RequestScope: TypeAlias = "Mapping[str, Any] | SessionCatalog | None"
+GetScope: TypeAlias = "Callable[[Request], RequestScope | Awaitable[RequestScope]]"
+"""Returns the metadata values that every session of a request has, or a catalog; plain or async."""
 
 AllowDecisions: TypeAlias = "bool | Callable[[Request], str | Awaitable[str | None] | None]"
 """Whether clients decide about calls, or a function that names who does."""
@@ -256,6 +257,8 @@ async def scoped_catalog(
     values = get_scope(request)
     if inspect.isawaitable(values):
         values = await values
+    if isinstance(values, SessionCatalog):
+        return values
     if not values or any(value is None for value in values.values()):
         return None
     try:

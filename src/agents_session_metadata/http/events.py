@@ -75,8 +75,8 @@ class Streams:
         show: Callable[[Any], Mapping[str, Any]],
         on_corrupt: Any,
     ) -> Response:
-        scope = self.scope_of(catalog)
-        key = scope, json.dumps(where, sort_keys=True), asyncio.get_running_loop()
+        scope, question = self.scope_of(catalog), json.dumps(where, sort_keys=True)
+        key = scope, question, catalog.engine, asyncio.get_running_loop()
         is_ready = asyncio.Event()
         changes = catalog.watch(
             where, interval=INTERVAL, on_corrupt=on_corrupt, on_poll=is_ready.set

@@ -317,7 +317,8 @@ def answer_to(error: Exception) -> APIError:
             message = "The key was used for a request with another body."
             return APIError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
         case ScopeError():
-            return APIError(403, str(error), param=f"metadata.{error.key}", code="read_only")
+            param = None if error.key is None else f"metadata.{error.key}"
+            return APIError(403, str(error), param=param, code="read_only")
         case InvalidFilterError():
             return invalid(str(error), "key" if error.path == "key" else "where")
         case InvalidCursorError():

@@ -81,7 +81,6 @@ async def append_once(
     database = store.database
     if id_problem(session_id) is not None:
         raise SessionNotFoundError(session_id)
-    await database.ensure(IDEMPOTENCY)
     [table] = database.tables.group(IDEMPOTENCY).tables
     now = database.dialect.now()
     request_hash = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
@@ -107,7 +106,7 @@ async def append_once(
             for (item_id, at), text in zip(_places(found.answer), texts, strict=True)
         ]
 
-    return await database.write(run)
+    return await database.write(run, group=IDEMPOTENCY)
 
 
 def _places(answer: str) -> list[tuple[int, str]]:

@@ -60,7 +60,8 @@ def make_server(
 
     Args:
         catalog: The catalog, restricted to its scope.
-        allow_write: Whether to add the tools that change metadata.
+        allow_write: Whether to add the tools that change metadata. They are not added for a
+            read-only catalog.
         tool_prefix: A prefix for the names of the tools: letters, digits, `_` and `-`.
         session: The id of a session to which the tools are restricted. It does not have to exist.
             The argument `session` of every tool becomes optional and defaults to it, and any other
@@ -83,6 +84,7 @@ def make_server(
         raise ValueError(
             f"tool_prefix must be at most 40 letters, digits, _ and -, got {quoted(tool_prefix)}"
         )
+    allow_write = allow_write and not catalog.read_only
     offered = [each for each in TOOLS if allow_write or each.effect == "read"]
     return MetadataServer(ServedCatalog(catalog, tool_prefix, session, plain), offered)
 

@@ -161,6 +161,14 @@ class All(_Combination):
         return and_(true(), *self.truths(name, context, session_id))
 
 
+class OfExisting(All):
+    """Every part holds, and the session exists, whatever table its id is read from."""
+
+    @property
+    def uses_times(self) -> bool:
+        return True
+
+
 class AnyOf(_Combination):
     """Some part holds. Without parts, it holds for no session."""
 

@@ -589,6 +589,7 @@ class RunClaim:
     async def take(self) -> Claimed | SessionRun:
         """Raises `SessionBusyError` if another run works until the request's time is over."""
         request = self._request
+        self._database.check_writable()
         if not request.is_resume:
             await self._database.ensure(RUNS)
         begun = time.monotonic()

@@ -305,7 +305,7 @@ async def fill_met(database: Database, words: Mapping[int, str], *, advances: bo
                 index.advance(connection)
 
     try:
-        await database.write(fill)
+        await database.refusing(None).write(fill)
     except DBAPIError:
         # The user may only read, or this is a replica.
         logger.debug("words of %d items could not be written", len(words), exc_info=True)

@@ -65,8 +65,7 @@ async def _write(
 ) -> T:
     if session_id is not None and id_problem(session_id) is not None:
         raise SessionNotFoundError(session_id)
-    await store.database.ensure(THREADS)
-    return await store.database.write(work)
+    return await store.database.write(work, group=THREADS)
 
 
 def _check_id(kind: str, name: str) -> None:
@@ -345,6 +344,8 @@ def _admits(store: ScopedStore, connection: Connection, attachment: AttachmentRo
 
 
 def _was_saved_in(store: ScopedStore, attachment: AttachmentRow) -> bool:
+    if store.scope.filters:
+        return False
     values = json.loads(attachment.owner)
     return all(
         key in values and search_key(values[key]) == search_key(value)

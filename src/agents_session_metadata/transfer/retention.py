@@ -57,6 +57,7 @@ async def delete_matching(
     the one with the first id.
     """
     database, deleted, after = store.database, 0, None
+    database.check_writable()
     while True:
         # One more than a batch tells whether there is another.
         read = partial(_candidates, condition, batch_size + 1, after)

@@ -225,7 +225,6 @@ async def read_usage(
 
 async def delete_usage(store: ScopedStore, *, before: date) -> int:
     usage, day = _ledger(store), day_of("before", before)
-    await store.database.ensure(USAGE)
     old = select(usage.c.id).where(usage.c.day < day).limit(_BATCH)
 
     def delete_some(connection: Connection) -> int:
@@ -235,7 +234,7 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
         return len(ids)
 
     deleted = 0
-    while count := await store.database.write(delete_some):
+    while count := await store.database.write(delete_some, group=USAGE):
         deleted += count
     return deleted
 
@@ -292,7 +291,7 @@ def _within(
     values = store.scope.values
     if OWNER_ID in values:
         statement = statement.where(usage.c.owner_key == owner_key(values[OWNER_ID]))
-    if set(values) <= {OWNER_ID}:
+    if set(values) <= {OWNER_ID} and not store.scope.filters:
         return statement, {}
     return store.question(statement, usage.c.session_id)
 

@@ -109,7 +109,9 @@ def browser_app(
         scope: A function, sync or async, that is called for every request with Starlette's
             `Request` and returns the scope, such as `{"owner_id": user_id}`. If it returns nothing,
             or a value is `None`, the response is 403. It can raise Starlette's or FastAPI's
-            `HTTPException`. `None` instead of a function shows every session to every caller.
+            `HTTPException`. It can also return a catalog with the same tables: `catalog` itself for
+            an administrator, or a part that `catalog.readable` shares, where a write is answered
+            with 403. `None` instead of a function shows every session to every caller.
         allow_write: Whether the pages can edit, fork, rewind and delete sessions, and approve and
             reject calls of waiting runs and discard runs.
         allowed_hosts: The host names of the application, with or without a port. Requests for other
@@ -171,7 +173,7 @@ class _BrowserApp(HTTPApp):
             raise HTTPException(403, "You do not have access to these sessions.")
         call.catalog = catalog
         reading = {**_READ, **(_ASK if call.allow_write else {})}
-        writing = _WRITE if call.allow_write else {}
+        writing = _WRITE if self.options.allow_write else {}
         if is_read and path in reading:
             if path in _SHOWN:
                 call.waiting = await runs_page.count_waiting(catalog)

@@ -90,7 +90,7 @@ class PageCall:
 
     @property
     def allow_write(self) -> bool:
-        return self.options.allow_write
+        return self.options.allow_write and not self.catalog.read_only
 
     @property
     def root(self) -> str:
