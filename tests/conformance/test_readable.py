@@ -210,13 +210,18 @@ RUN_READS: dict[str, Try] = {
     "decisions": lambda r, name: r.decisions(name),
     "get": lambda r, name: r.get(name),
     "list": lambda r, name: r.list(None, {"$session_id": name}),
+    "follow": lambda r, name: _first(r.follow(name)),
 }
 RUN_WRITES: dict[str, Try] = {
+    "cancel": lambda r, name: r.cancel(name),
     "decide": lambda r, name: r.decide(name, f"{name.split('-')[0]}-call", approve=True),
     "delete_decisions": lambda r, _: r.delete_decisions(before=datetime.now(timezone.utc)),
     "discard": lambda r, name: r.discard(name, force=True),
+    "recover": lambda r, _: r.recover(lambda info: None),
+    "recovering": lambda r, _: r.recovering(lambda info: None).__aenter__(),
     "resume": lambda r, name: r.resume(name, Deployer().agent("done")),
     "run": lambda r, name: r.run(name, Deployer().agent("done"), "hello"),
+    "start": lambda r, name: r.start(name, Deployer().agent("done"), "hello"),
     "stream": lambda r, name: r.stream(name, Deployer().agent("done"), "hello").__aenter__(),
     "stream_resume": lambda r, name: r.stream_resume(name, Deployer().agent("x")).__aenter__(),
 }
@@ -237,7 +242,7 @@ def test_every_public_method_is_tried():
     assert _public(SessionCatalog) == tried | NO_SESSIONS
     session = {*SESSION_READS, *SESSION_WRITES}
     assert _public(SQLAlchemyMetadataSession) == session | {"catalog", "from_url"}
-    assert _public(SessionRuns) == {*RUN_READS, *RUN_WRITES}
+    assert _public(SessionRuns) == {*RUN_READS, *RUN_WRITES, "aclose"}
 
 
 async def _outcome(call: Awaitable[Any], name: str) -> str:
@@ -361,6 +366,9 @@ async def _two(engine: Any) -> tuple[SessionCatalog, SessionCatalog]:
         ):
             values = ", ".join(f"{column} = '2026-01-02 03:04:05'" for column in columns)
             await raw.execute(engine, f"UPDATE {name}_{table} SET {values}")
+        columns = ", ".join(f"{each} = 1767323045000000" for each in ("started_at", "alive_at"))
+        runs = f"UPDATE {name}_sessions_metadata_runs SET {columns}"
+        await raw.execute(engine, runs)
         catalogs.append(catalog)
     return catalogs[0], catalogs[1]
 
@@ -439,8 +447,8 @@ async def test_a_door_answers_writes_with_403_and_shows_nothing_outside(engine, 
         assert texts[0] == texts[1], (method, path)
         assert answers[0].status_code == answers[1].status_code
         if method != "GET":
-            # What cannot be seen does not exist, and the browser looks at the history first.
-            assert answers[1].status_code in (403, 404, 409), (path, texts[1])
+            # What cannot be seen does not exist, and the browser checks a form first.
+            assert answers[1].status_code in (400, 403, 404, 409), (path, texts[1])
             refused += answers[1].status_code == 403
         else:
             assert answers[1].status_code in (200, 400, 404, 405), (path, texts[1])

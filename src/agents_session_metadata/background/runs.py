@@ -116,6 +116,7 @@ class BackgroundRuns:
 
     async def recover(self, agent_of: AgentOf, *, max_attempts: int, decided: bool) -> int:
         """Goes on with interrupted runs. Returns how many."""
+        self._settings.store.database.check_writable()
         resumed = 0
         for status in (INTERRUPTED, READY) if decided else (INTERRUPTED,):
             async with aclosing(self._runs(status)) as infos:
@@ -180,6 +181,7 @@ class BackgroundRuns:
         self, agent_of: AgentOf, *, every: timedelta, **options: Any
     ) -> AsyncIterator[None]:
         """Recovers again and again until the block ends."""
+        self._settings.store.database.check_writable()
 
         async def repeat() -> None:
             while True:

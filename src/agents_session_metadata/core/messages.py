@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     ColumnElement,
     Connection,
     FromClause,
@@ -157,12 +159,17 @@ def read_page(
         statement = statement.where(reaches, *beyond)
         parameters |= {"after_item": after.item_id, "after_time": after.time}
     # By the parameter: the scope is then checked once, not for every row.
-    session = bindparam("session", type_=messages.c.session_id.type)
-    statement, more = store.question(statement, session)
+    statement, more = store.question(statement, _session_parameter(messages))
     rows: Any = connection.execute(statement, {**parameters, **more}).all()
     if most_bytes is not None:
         rows = _within(connection, messages, rows, most_bytes)
     return list(_placed(rows))
+
+
+@lru_cache(maxsize=256)
+def _session_parameter(messages: Table) -> BindParameter[str]:
+    """The same one each time, so that conditions on it are built once."""
+    return bindparam("session", type_=messages.c.session_id.type)
 
 
 def _within(connection: Connection, messages: Table, rows: Iterable[Any], most: int) -> list[Any]:

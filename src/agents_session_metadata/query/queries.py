@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Table
+from sqlalchemy import BindParameter, ColumnElement, Table
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.tables import SessionTables
@@ -51,7 +51,8 @@ class Queries:
         if truth is None:
             truth = builder.truth(session_id)
             # An alias is another one in each call.
-            if isinstance(getattr(session_id, "table", None), Table):
+            table = getattr(session_id, "table", None)
+            if isinstance(table, Table) or isinstance(session_id, BindParameter):
                 self._keep(shape, truth)
         return BoundStatement(statement.where(truth), builder.parameters())
 
