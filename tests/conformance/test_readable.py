@@ -149,6 +149,15 @@ async def _change(catalog: SessionCatalog, name: str) -> Any:
     return None
 
 
+async def _statuses(catalog: SessionCatalog, name: str) -> Any:
+    return await catalog.statuses(await catalog.list_sessions({"$session_id": name}))
+
+
+async def _with_status(catalog: SessionCatalog, name: str) -> Any:
+    waits = await catalog.status_filter("waiting")
+    return await catalog.list_sessions({"$and": [{"$session_id": name}, waits]})
+
+
 CATALOG_READS: dict[str, Try] = {
     "count_sessions": lambda c, name: c.count_sessions({"$session_id": name}),
     "count_values": lambda c, name: c.count_values("title", {"$session_id": name}),
@@ -165,6 +174,8 @@ CATALOG_READS: dict[str, Try] = {
     "list_sessions": lambda c, name: c.list_sessions({"$session_id": name}),
     "search": lambda c, name: c.search(name.split("-")[0], {"$session_id": name}),
     "statistics": lambda c, name: c.statistics({"$session_id": name}),
+    "status_filter": _with_status,
+    "statuses": _statuses,
     "usage": lambda c, name: c.usage(session_id=name),
     "watch": _change,
 }

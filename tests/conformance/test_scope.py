@@ -372,6 +372,18 @@ async def check_delete_usage(everyone, mine):
     assert [row.session_id for row in await everyone.usage(by=["session_id"])] == ["other"]
 
 
+async def check_statuses(everyone, mine):
+    await everyone.create_session("other", metadata={"owner_id": "other", "status": "active"})
+    await mine.set_metadata("mine-0", {"status": "active"})
+    assert await mine.statuses(await mine.list_sessions()) == {"mine-0": "active"}
+
+
+async def check_status_filter(everyone, mine):
+    await check_statuses(everyone, mine)
+    where = await mine.status_filter("active")
+    assert [info.session_id for info in await mine.list_sessions(where)] == ["mine-0"]
+
+
 async def check_scope(everyone, mine):
     assert (mine.scope, everyone.scope) == ({"owner_id": "mine"}, {})
 
