@@ -18,6 +18,7 @@ from agents_session_metadata.errors import (
     ItemNotFoundError,
     RunInterruptedError,
     RunNotFoundError,
+    ScopeError,
     SessionBusyError,
     SessionNotFoundError,
 )
@@ -106,7 +107,7 @@ async def decide(call: Call) -> JSONObject:
     except (SessionBusyError, RunInterruptedError):
         message = "The run was resumed. Its decisions are final."
         raise APIError(409, message, code="conversation_busy") from None
-    except SessionNotFoundError:
+    except (SessionNotFoundError, ScopeError):
         raise
     except LookupError:
         raise not_found("Call", body.call_id) from None
