@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from .agents import measure_calls, measure_replaced, measure_tracker
+from .background import measure_background
 from .catalog import measure_catalog
 from .databases import TITLES, Server, open_servers
 from .indexes import measure_indexes
@@ -17,7 +18,7 @@ from .report import Report
 from .runs import measure_runs
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-PARTS = ("overhead", "agents", "tracker", "runs", "catalog", "indexes")
+PARTS = ("overhead", "agents", "tracker", "runs", "background", "catalog", "indexes")
 
 
 def main() -> None:
@@ -104,6 +105,8 @@ async def _measure_server(server: Server, arguments: argparse.Namespace, report:
         await measure_tracker(server, long_effort, report)
     if "runs" in parts:
         await measure_runs(server, effort, report)
+    if "background" in parts:
+        await measure_background(server, report)
     if "catalog" in parts:
         await measure_catalog(server, sizes, effort, report)
     if "indexes" in parts:

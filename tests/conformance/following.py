@@ -137,9 +137,10 @@ class Client:
             assert set(event) == {"type", "after", "items", "item_ids", "events"}
             assert len(event["items"]) == len(event["item_ids"])
             begin = event["after"] or 0
-            kept = [at for at, item_id in enumerate(self.ids) if item_id and item_id <= begin]
-            self.items = [*(self.items[at] for at in kept), *event["items"]]
-            self.ids = [*(self.ids[at] for at in kept), *event["item_ids"]]
+            kept = [at + 1 for at, item_id in enumerate(self.ids) if item_id and item_id <= begin]
+            cut = max(kept, default=0)
+            self.items = [*self.items[:cut], *event["items"]]
+            self.ids = [*self.ids[:cut], *event["item_ids"]]
             self.parts, self.status = list(event["events"]), None
         elif event["type"] == "response.created":
             self.parts = []

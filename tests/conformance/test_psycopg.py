@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from servers import Database, Servers, empty_database
 from sqlalchemy import make_url
 
-from agents_session_metadata import SessionCatalog, SessionLifecycle
+from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionRuns
+from conformance.following import Client, plain, speaking, until
 
 
 @pytest.fixture
@@ -65,3 +67,20 @@ async def test_psycopg(database: Database):
     assert await catalog.scoped({"owner_id": "u1"}).delete_sessions({"status": "active"}) == 1
     assert await catalog.delete_session("fork")
     assert await catalog.count_sessions() == 0
+
+
+async def test_runs_are_followed_and_cancelled(database: Database):
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    scoped = catalog.scoped({"owner_id": "u1"})
+    agent = speaking(["one two three"], ["four"])
+    agent.model.gates["three"] = asyncio.Event()
+    async with SessionRuns(scoped) as runs:
+        await runs.start("chat", agent, "Count")
+        client = Client()
+        task = asyncio.ensure_future(client.follow(runs, "chat"))
+        await until(lambda: client.text == "one two")
+        assert await SessionRuns(catalog).cancel("chat") is True
+        await task
+    items = plain(await catalog.session("chat").get_items())
+    assert client.shown == items == [("user", "Count"), ("assistant", "one two")]
+    assert client.status == {"type": "status", "status": "cancelled"}

@@ -13,43 +13,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Connection, func, select
-
-from agents_session_metadata.core.database import settle
-from agents_session_metadata.core.messages import UNREADABLE, newest_id, read_history
-from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.runs.approvals import load_error, load_pending
-from agents_session_metadata.runs.feature import (
-    CANCELLED,
-    FAILED,
-    INTERRUPTED,
-    RUNNING,
-    RUNS,
-    WAITING,
-    keys_table,
-)
+from agents_session_metadata.runs.feature import CANCELLED, FAILED, INTERRUPTED, RUNNING, WAITING
 from agents_session_metadata.runs.record import Encryption, Progress
 from agents_session_metadata.scope import ScopedStore
 
-from .items import (
-    Event,
-    Item,
-    add_batch,
-    answer_of,
-    has_calls,
-    key_of,
-    rest_of,
-    unstored,
-)
-from .polls import NO_BATCH, NO_STEP, Found, Question, polls_of, read_runs, run_of
+from .items import Event, Item, add_batch, answer_of, has_calls, key_of, rest_of, unstored
+from .polls import NO_BATCH, NO_STEP, Found, Question, Rows, Run, polls_of
 
 USUAL, LONG = 0.25, 1.0
 """Seconds between two looks at a run that shows nothing: while it works, and otherwise."""
 _SHORT = 0.1
 """Seconds between two looks at a run that shows something."""
-_GOES_ON = (RUNNING, INTERRUPTED)
 
 
 class FixedSession:
@@ -97,12 +75,13 @@ class Follower:
         after: int | None,
         wrap: Callable[[Any], Any] | None,
     ) -> None:
-        self._store, self._encryption, self._session_id = store, encryption, session_id
-        self._database = store.database
+        self._session = store, session_id
+        self._polls = polls_of(store.database)
+        self._encryption = encryption
         self._opener = Opener(session_id, wrap)
         self._after = after
-        self._run: tuple[str, str, str] | None = None
-        self._newest = 0 if after is None else after
+        self._run: Run | None = None
+        self._newest = -1
         self._forget()
 
     def _forget(self) -> None:
@@ -114,117 +93,104 @@ class Follower:
         self._partial: list[Event] = []
 
     async def events(self, *, forever: bool) -> AsyncGenerator[Event, None]:
-        polls = polls_of(self._database)
         found, delay = await self._snapshot(), _SHORT
         while True:
             for event in found:
                 yield event
-            has_ended = self._run is None or self._run[2] not in _GOES_ON
-            if has_ended and not forever:
+            status = None if self._run is None else self._run[2]
+            if status not in (RUNNING, INTERRUPTED) and not forever:
                 return
-            most = USUAL if self._run is not None and self._run[2] == RUNNING else LONG
-            delay = _SHORT if found else min(most, 1.5 * delay)
-            own = self._store, self._session_id, self._run
-            question = Question(*own, self._number, self._batch, self._newest)
-            found = await self._next(await polls.ask(question, delay))
+            delay = _SHORT if found else min(USUAL if status == RUNNING else LONG, 1.5 * delay)
+            run, number, batch, item = self._run, self._number, self._batch, self._newest
+            question = Question(*self._session, run, number, batch, item)
+            found = await self._next(await self._polls.ask(question, delay))
 
     async def _next(self, found: Found) -> list[Event]:
-        head, run = found.head, self._run
+        head, run, known = found.head, self._run, self._newest
         if run is None:
             if head is not None:
                 return await self._snapshot()
-            return await self._history(found.items)
+            new = [row for row in found.items if row[0] > known]
+            return [await self._history(known, new)] if new else []
         if head is None or head.run_id != run[0]:
-            return await self._end()
+            return await self._end(found)
+        new = [row for row in found.items if row[0] > known]
         progress = Progress.load(head.progress)
         # If others have changed the history, or the run has replaced it, it is shown anew.
-        is_same = progress.items == self._count + len(found.items)
-        if head.token != run[1] or not is_same or (head.status == RUNNING != run[2]):
+        is_same = progress.items == self._count + len(new)
+        if head.token != run[1] or not is_same or head.status == RUNNING != run[2]:
             return await self._snapshot()
         self._count = progress.items
-        answers = [answer_of(self._load(text)) for _, text in found.steps]
-        events = list(self._walk(await self._open(found.items), list(filter(has_calls, answers))))
-        self._number = max([self._number, *(number for number, _ in found.steps)])
-        for number, text in found.batches:
-            batch = self._load(text)["events"]
+        answers = [answer_of(self._encryption.load(text)) for _, text in found.steps]
+        events = list(self._walk(await self._open(new), list(filter(has_calls, answers))))
+        for _, text in found.batches:
+            batch = self._encryption.load(text)["events"]
             add_batch(self._partial, batch)
             events += batch
-            self._batch = number
+        self._move(found)
         if head.status != run[2]:
             events.append(self._status(head))
-        self._run = run_of(head)
+        self._run = found.run
         return events
+
+    def _move(self, found: Found) -> None:
+        self._number = max([self._number, *(number for number, _ in found.steps)])
+        self._batch = min([self._batch, *(number for number, _ in found.batches)])
 
     # ---- snapshots ----
 
     async def _snapshot(self) -> list[Event]:
         """Shows the run as it is now, or the history without one if `after` was given."""
-
-        def read(connection: Connection) -> Any:
-            if not self._store.finds(connection, self._session_id):
-                return None
-            rows: list[Any] = []
-            if self._database.has_tables(connection, RUNS):
-                question = Question(self._store, self._session_id, None, -1, 0, 0)
-                rows = read_runs(self._database, connection, [question]).get(self._session_id, [])
-            newest = newest_id(self._database, connection, self._session_id)
-            if not rows:
-                shown = [] if self._after is None else self._items(connection, self._after)
-                return rows, [], newest, shown, self._after
-            steps = [(row.number, self._load(row.value)) for row in rows if row.value is not None]
-            is_replaced = any("base" in step for _, step in steps)
-            first = Progress.load(rows[0].progress).first
-            begin = first if self._after is None else min(first, self._after)
-            begin = 0 if is_replaced else begin
-            return rows, steps, newest, self._items(connection, begin), begin
-
-        found = await self._read(read)
-        run_id = found[0][0].run_id if found is not None and found[0] else None
-        if self._run is not None and self._run[0] != run_id:
-            return await self._end()
+        whole = Question(*self._session, self._run, -1, 0, self._after, is_first=True)
+        found = await self._polls.ask(whole, 0)
+        head, before = found.head, self._run
+        if before is not None and (head is None or head.run_id != before[0]):
+            question = Question(*self._session, before, item=self._newest)
+            return await self._end(await self._polls.ask(question, 0))
         self._forget()
-        if found is None or (run_id is None and self._after is None):
-            self._newest = self._newest if found is None else found[2]
-            return []
-        rows, steps, self._newest, stored, begin = found
-        self._after = None
-        history = await self._opener.open(stored)
-        if not rows:
-            return [self._shown_items(begin, history, [])]
-        head, progress = rows[0], Progress.load(rows[0].progress)
-        self._run, self._count = run_of(head), progress.items
+        self._run, since = found.run, found.since or 0
+        new = [row for row in found.items if row[0] > since]
+        if head is None:
+            asked, self._after = self._after is not None and found.is_there, None
+            # A run that has ended meanwhile is shown by the next look at the history.
+            self._newest = found.newest if self._newest < 0 else self._newest
+            return [await self._history(since, new)] if asked else []
+        self._after, self._newest = None, head.last_item
+        self._number, self._batch = -1, 0
+        self._move(found)
+        progress = Progress.load(head.progress)
+        self._count = progress.items
+        history = await self._open(new)
         part = [item for item_id, item in history if item_id > progress.base]
-        numbers = [number for number, _ in steps]
-        self._number, self._batch = max([-1, *numbers]), min([0, *numbers])
-        replaced = max([-1, *(number for number, step in steps if "base" in step)])
-        answers = [answer_of(step) for number, step in steps if number > replaced]
+        answers: list[list[Item]] = []
+        for _, text in found.steps:
+            step = self._encryption.load(text)
+            # What came before the run has replaced the history is in it.
+            answers = [] if "base" in step else [*answers, answer_of(step)]
         calls = [item for answer in filter(has_calls, answers) for item in answer]
-        new = unstored(calls, part)
+        recorded = unstored(calls, part)
         self._stored.update(map(key_of, part))
-        self._shown.update(map(key_of, [*part, *new]))
-        for _, step in sorted((each for each in steps if each[0] < 0), reverse=True):
-            add_batch(self._partial, step["events"])
-        events = [self._shown_items(begin, history, new)]
-        return [*events, self._status(head)] if head.status != RUNNING else events
+        self._shown.update(map(key_of, [*part, *recorded]))
+        for _, text in found.batches:
+            add_batch(self._partial, self._encryption.load(text)["events"])
+        events = [self._whole(since, history, recorded)]
+        return events if head.status == RUNNING else [*events, self._status(head)]
 
-    def _shown_items(
-        self, begin: int | None, history: Sequence[tuple[int, Item]], new: Sequence[Item]
+    def _whole(
+        self, since: int, history: Sequence[tuple[int, Item]], recorded: Sequence[Item] = ()
     ) -> Event:
         return {
             "type": "snapshot",
-            "after": begin or None,
-            "items": [*(item for _, item in history), *new],
-            "item_ids": [*(item_id for item_id, _ in history), *(None for _ in new)],
+            "after": since or None,
+            "items": [*(item for _, item in history), *recorded],
+            "item_ids": [*(item_id for item_id, _ in history), *(None for _ in recorded)],
             "events": list(self._partial),
         }
 
-    async def _history(self, rows: Sequence[tuple[int, str]]) -> list[Event]:
-        """Shows what was added while no run was seen."""
-        if not rows:
-            return []
-        event = self._shown_items(self._newest, await self._open(rows), [])
-        self._newest = max(item_id for item_id, _ in rows)
-        return [event]
+    async def _history(self, since: int, rows: Rows) -> Event:
+        """Shows what the history has, without a run."""
+        self._newest = max([self._newest, *(item_id for item_id, _ in rows)])
+        return self._whole(since, await self._open(rows))
 
     # ---- what happens ----
 
@@ -256,43 +222,25 @@ class Follower:
         yield from rest_of(item, self._partial)
         yield {"type": "item", "item": item, "item_id": item_id}
 
-    async def _end(self) -> list[Event]:
+    async def _end(self, found: Found) -> list[Event]:
         """Shows the end of a run that is not there any more."""
         assert self._run is not None  # noqa: S101  # for type checkers
-        run_id, _, status = self._run
-
-        def read(connection: Connection) -> Any:
-            if not self._store.finds(connection, self._session_id):
-                return None
-            question = Question(self._store, self._session_id, None, NO_STEP, NO_BATCH, 0)
-            rows = read_runs(self._database, connection, [question]).get(self._session_id)
-            keys = keys_table(self._database.tables)
-            own = keys.c.session_id == self._session_id, keys.c.run_id == run_id
-            outcome = connection.execute(select(keys.c.status, keys.c.outcome).where(*own)).first()
-            messages = self._database.tables.messages
-            known = messages.c.session_id == self._session_id, messages.c.id <= self._newest
-            count = connection.scalar(select(func.count()).where(*known))
-            is_same = count == self._count or (outcome is not None and outcome.status == CANCELLED)
-            items = self._items(connection, self._newest if is_same else 0)
-            # Only up to the next run.
-            last = Progress.load(rows[0].progress).first if rows else None
-            return outcome, is_same, [each for each in items if last is None or each[0] <= last]
-
-        found = await self._read(read)
-        self._run = None
-        if found is None:
+        status, known, self._run = self._run[2], self._newest, None
+        if not found.is_there:
             return [{"type": "status", "status": "ended"}]
-        outcome, is_same, items = found
-        opened = await self._opener.open(items)
-        if is_same:
-            events = list(self._walk(opened, []))
+        first = None if found.head is None else Progress.load(found.head.progress).first
+        rows = [row for row in found.items if first is None or row[0] <= first]
+        was_cancelled = found.end is not None and found.end.status == CANCELLED
+        if was_cancelled or not known or any(item_id == known for item_id, _ in rows):
+            new = await self._open([row for row in rows if row[0] > known])
+            events = list(self._walk(new, []))
+            self._forget()
         else:  # The history was replaced.
-            self._partial.clear()
-            events = [self._shown_items(None, opened, [])]
-        self._newest = max([self._newest, *(item_id for item_id, _ in items)])
-        self._forget()
+            self._forget()
+            whole = await self._polls.ask(Question(*self._session, item=0), 0)
+            events = [await self._history(0, whole.items)]
         # The end of a failed run was shown before another one replaced it.
-        return events if status == FAILED else [*events, self._outcome(outcome)]
+        return events if status == FAILED else [*events, self._outcome(found.end)]
 
     # ---- statuses ----
 
@@ -302,7 +250,7 @@ class Follower:
             return event
         if row.status == CANCELLED:
             return {**event, "status": CANCELLED}
-        outcome = self._load(row.outcome)
+        outcome = self._encryption.load(row.outcome)
         if "output" in outcome:
             return {**event, "status": "finished", "output": outcome["output"]}
         return {**event, "status": FAILED, "error": _error(outcome.get("error"))}
@@ -317,32 +265,12 @@ class Follower:
             event["error"] = _error(load_error(head.error, self._encryption))
         return event
 
-    # ---- reading ----
-
-    async def _read(self, read: Callable[[Connection], Any]) -> Any:
-        """A follower that leaves in the middle of a read would break its connection."""
-        try:
-            return await settle(self._database.read_snapshot(read))
-        except TablesMissingError as error:
-            if self._database.names.metadata not in error.tables:
-                raise
-            return None  # Nothing of this package was ever used.
-
-    def _items(self, connection: Connection, after: int) -> list[tuple[int, Any]]:
-        found = read_history(self._database, connection, self._session_id, after=after)
-        return [(each.item_id, each.item) for each in found if each.item is not UNREADABLE]
-
-    async def _open(self, rows: Sequence[tuple[int, str]]) -> list[tuple[int, Item]]:
+    async def _open(self, rows: Rows) -> list[tuple[int, Item]]:
         items = []
         for item_id, text in rows:
-            try:
+            with suppress(ValueError):  # As in the SDK.
                 items.append((item_id, json.loads(text)))
-            except ValueError:  # noqa: PERF203  # the SDK skips such rows, which are few
-                continue
         return await self._opener.open(items)
-
-    def _load(self, text: str) -> Any:
-        return self._encryption.load(text)
 
 
 def _error(text: str | None) -> dict[str, str] | None:

@@ -1,58 +1,78 @@
 """Polls that all followers share that one event loop has in one set of tables.
 
-A poll is one statement for the runs of all sessions that are due, with what their followers have
-not seen of their records. Two more follow if there are new items, and if something is shown within
-a scope: a session is shown only to followers whose own scope contains it.
+A poll reads the runs of all sessions that are due, with what their followers have not seen of their
+records, in one statement. Others follow if there are new items, if a run has ended, and to check
+scopes: a session is shown only to followers whose own scope contains it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from sqlalchemy import BigInteger, Connection, Integer, Select, and_, bindparam, case, or_, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+)
 
 from agents_session_metadata.core.database import Database, settle
 from agents_session_metadata.core.messages import in_order
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.query.logic import AnyOf
-from agents_session_metadata.runs.feature import FAILED, RUNS, WAITING, status_of
+from agents_session_metadata.runs.feature import FAILED, RUNS, WAITING, keys_table, status_of
+from agents_session_metadata.runs.record import Progress
 from agents_session_metadata.scope import ScopedStore
 
 TICK = 0.1
 """Seconds between two polls, at least."""
-_AT_ONCE = 64
+_AT_ONCE = 128
 """The most sessions of one statement."""
 NO_STEP, NO_BATCH = 2**31 - 1, -(2**31)
 """Positions after which there is nothing."""
 
+Run: TypeAlias = "tuple[str, str, str]"
+"""The id of a run, its token and its status."""
+Rows: TypeAlias = "list[tuple[int, str]]"
+"""Numbers or ids, and texts."""
+
 
 @dataclass(frozen=True)
 class Question:
-    """What a follower has seen of a session.
+    """What a follower has seen of a session. Steps and batches without a run are not asked for.
 
     Attributes:
         store: The store whose scope it has.
         session_id: The session.
-        run: The run, its lease and its status; None between two runs.
+        run: The run; None between two runs.
         number: The number of the last step.
         batch: The number of the last batch of events. These numbers fall.
-        item: The id of the newest item.
+        item: The id of the newest item; None for the beginning of a run.
+        is_first: Whether to answer with everything that a snapshot has.
     """
 
     store: ScopedStore
     session_id: str
-    run: tuple[str, str, str] | None
-    number: int
-    batch: int
-    item: int
+    run: Run | None = None
+    number: int = NO_STEP
+    batch: int = NO_BATCH
+    item: int | None = None
+    is_first: bool = False
 
     @property
     def scope(self) -> str:
@@ -64,36 +84,44 @@ class Found:
     """What is new in a session.
 
     Attributes:
-        head: The row of its run; None without one, or outside the scope.
-        steps: Numbers and texts of new steps.
-        batches: The same of new batches of events, oldest first.
-        items: Ids and texts of new items; those of a run up to its last write.
+        is_there: Whether the session exists, in the scope.
+        head: The row of its run, or None.
+        steps: New steps.
+        batches: New batches of events, oldest first.
+        since: The id after which items were read; None if they were not.
+        items: New items; those of a run up to its last write.
+        newest: The id of the newest item, if no run and no items were asked for.
+        end: The row of the outcome of a run that has ended.
     """
 
+    is_there: bool = True
     head: Any = None
-    steps: list[tuple[int, str]] = field(default_factory=list)
-    batches: list[tuple[int, str]] = field(default_factory=list)
-    items: list[tuple[int, str]] = field(default_factory=list)
+    steps: Rows = field(default_factory=list)
+    batches: Rows = field(default_factory=list)
+    since: int | None = None
+    items: Rows = field(default_factory=list)
+    newest: int = 0
+    end: Any = None
 
-    def is_beyond(self, item: int) -> bool:
-        return self.head is not None and self.head.last_item > item
-
-    def is_news(self, question: Question) -> bool:
-        return bool(run_of(self.head) != question.run or self.steps or self.batches or self.items)
-
-
-def run_of(head: Any) -> tuple[str, str, str] | None:
-    return None if head is None else (head.run_id, head.token, head.status)
+    @property
+    def run(self) -> Run | None:
+        head = self.head
+        return None if head is None else (head.run_id, head.token, head.status)
 
 
 # ---- statements ----
+
+
+def _bound(table: Any, name: str, count: int) -> list[Any]:
+    kind = table.c.session_id.type if name == "session" else BigInteger
+    return [bindparam(f"{name}_{at}", type_=kind) for at in range(count)]
 
 
 @lru_cache(maxsize=256)
 def _heads(tables: SessionTables, dialect: Dialect, count: int) -> Select[Any]:
     """The runs of some sessions, each with the steps and batches after a position of its own."""
     runs, steps, _, _ = tables.group(RUNS).tables
-    own = [bindparam(f"session_{at}", type_=runs.c.session_id.type) for at in range(count)]
+    own = _bound(runs, "session", count)
     new = [
         and_(
             steps.c.session_id == session,
@@ -120,67 +148,50 @@ def _heads(tables: SessionTables, dialect: Dialect, count: int) -> Select[Any]:
 
 
 @lru_cache(maxsize=256)
-def _items(tables: SessionTables, count: int) -> Select[Any]:
-    """The items of some sessions, each after a position of its own."""
+def _items(tables: SessionTables, count: int) -> Any:
+    """The items of some sessions, each from an item of its own on."""
     messages = tables.messages
+    sessions, items = (_bound(messages, name, count) for name in ("session", "item"))
     new = [
-        and_(
-            messages.c.session_id == bindparam(f"session_{at}", type_=messages.c.session_id.type),
-            messages.c.id > bindparam(f"item_{at}", type_=BigInteger),
-        )
-        for at in range(count)
+        and_(messages.c.session_id == session, messages.c.id >= item)
+        for session, item in zip(sessions, items, strict=True)
     ]
     columns = messages.c.session_id, messages.c.id, messages.c.message_data
-    found: Any = select(*columns)
-    return found.where(or_(*new)).order_by(*in_order(messages))  # type: ignore[no-any-return]
+    return select(*columns).where(or_(*new)).order_by(*in_order(messages))
 
 
-def _execute(connection: Connection, make: Any, positions: Sequence[dict[str, Any]]) -> list[Any]:
-    """Executes a statement for some positions. Those of the last one fill the rest of it."""
-    rows: list[Any] = []
-    for start in range(0, len(positions), _AT_ONCE):
-        some = positions[start : start + _AT_ONCE]
-        count = 1 << (len(some) - 1).bit_length()  # So there are few statements to prepare.
-        filled = [*some, *([some[-1]] * (count - len(some)))]
-        values = {
-            f"{name}_{at}": value
-            for at, position in enumerate(filled)
-            for name, value in position.items()
-        }
-        rows += connection.execute(make(count), values)
-    return rows
+@lru_cache(maxsize=256)
+def _newest(tables: SessionTables, count: int) -> Any:
+    messages = tables.messages
+    own = messages.c.session_id.in_(_bound(messages, "session", count))
+    newest = func.max(messages.c.id).label("newest")
+    return select(messages.c.session_id, newest).where(own).group_by(messages.c.session_id)
 
 
-def read_runs(
-    database: Database, connection: Connection, questions: Iterable[Question]
+@lru_cache(maxsize=256)
+def _ends(tables: SessionTables, count: int) -> Any:
+    keys = keys_table(tables)
+    sessions = _bound(keys, "session", count)
+    runs = [bindparam(f"run_{at}", type_=keys.c.run_id.type) for at in range(count)]
+    columns = keys.c.session_id, keys.c.status, keys.c.outcome
+    return select(*columns).where(keys.c.session_id.in_(sessions), keys.c.run_id.in_(runs))
+
+
+def _execute(
+    connection: Connection, make: Callable[[int], Any], asked: dict[str, dict[str, Any]]
 ) -> dict[str, list[Any]]:
-    """Returns the rows of runs, with their new steps and batches, by session."""
-    positions: dict[str, dict[str, Any]] = {}
-    for each in questions:
-        own = {"session": each.session_id, "number": each.number, "batch": each.batch}
-        known = positions.setdefault(each.session_id, own)
-        known["number"] = min(known["number"], each.number)
-        known["batch"] = max(known["batch"], each.batch)
-    make = partial(_heads, database.tables, database.dialect)
-    rows: dict[str, list[Any]] = {}
-    for row in _execute(connection, make, list(positions.values())):
-        rows.setdefault(row.session_id, []).append(row)
-    return rows
-
-
-def _read_items(
-    database: Database, connection: Connection, questions: Iterable[Question]
-) -> dict[str, list[Any]]:
-    positions: dict[str, dict[str, Any]] = {}
-    for each in questions:
-        known = positions.setdefault(
-            each.session_id, {"session": each.session_id, "item": each.item}
-        )
-        known["item"] = min(known["item"], each.item)
-    rows: dict[str, list[Any]] = {}
-    for row in _execute(connection, partial(_items, database.tables), list(positions.values())):
-        rows.setdefault(row.session_id, []).append(row)
-    return rows
+    """Executes a statement for some sessions. Returns its rows by session."""
+    found: dict[str, list[Any]] = {}
+    given = [{"session": session_id, **values} for session_id, values in asked.items()]
+    for start in range(0, len(given), _AT_ONCE):
+        some = given[start : start + _AT_ONCE]
+        # The last one is repeated, so that there are few statements to prepare.
+        count = 1 << (len(some) - 1).bit_length()
+        some += [some[-1]] * (count - len(some))
+        values = {f"{name}_{at}": own[name] for at, own in enumerate(some) for name in own}
+        for row in connection.execute(make(count), values):
+            found.setdefault(row.session_id, []).append(row)
+    return found
 
 
 def _admitted(connection: Connection, questions: Iterable[Question]) -> set[tuple[str, str]]:
@@ -189,20 +200,15 @@ def _admitted(connection: Connection, questions: Iterable[Question]) -> set[tupl
     found: set[tuple[str, str]] = set()
     while left:
         chosen: dict[str, str] = {}  # One scope per session and statement.
-        by_scope: dict[str, list[str]] = {}
         for scope, session_id in list(left)[:_AT_ONCE]:
-            if chosen.setdefault(session_id, scope) == scope:
-                by_scope.setdefault(scope, []).append(session_id)
-        store: Any = None
+            chosen.setdefault(session_id, scope)
         parts = []
-        for scope, ids in by_scope.items():
-            store = left[scope, ids[0]]
-            parts.append(store.condition({"$session_id": {"$in": ids}}))
-        sessions = store.database.tables.sessions
-        asked = select(sessions.c.session_id)
-        rows = connection.execute(
-            *store.queries.where(asked, AnyOf(tuple(parts)), sessions.c.session_id)
-        )
+        for scope in {*chosen.values()}:
+            ids = [each for each, own in chosen.items() if own == scope]
+            parts.append(left[scope, ids[0]].condition({"$session_id": {"$in": ids}}))
+        store = next(iter(left.values()))
+        own_id = store.database.tables.sessions.c.session_id
+        rows = connection.execute(*store.queries.where(select(own_id), AnyOf(tuple(parts)), own_id))
         found |= {(chosen[row[0]], row[0]) for row in rows if row[0] in chosen}
         for session_id, scope in chosen.items():
             del left[scope, session_id]
@@ -213,35 +219,86 @@ def read_all(
     database: Database, connection: Connection, questions: Sequence[Question]
 ) -> list[Found]:
     """Answers each question."""
-    runs = read_runs(database, connection, questions)
-    answers = [(each, _found(each, runs.get(each.session_id, ()))) for each in questions]
-    moved = [each for each, found in answers if each.run is None or found.is_beyond(each.item)]
-    items = _read_items(database, connection, moved) if moved else {}
+    tables, asked = database.tables, dict[str, dict[str, Any]]()
+    for each in questions:
+        known = asked.setdefault(each.session_id, {"number": each.number, "batch": each.batch})
+        known["number"] = min(known["number"], each.number)
+        known["batch"] = max(known["batch"], each.batch)
+    heads: dict[str, list[Any]] = {}
+    if database.has_tables(connection, RUNS):
+        heads = _execute(connection, partial(_heads, tables, database.dialect), asked)
+    answers = [(each, _found(each, heads.get(each.session_id, ()))) for each in questions]
+    _add_items(tables, connection, answers)
+    ended = {
+        each.session_id: {"run": each.run[0]}
+        for each, found in answers
+        if each.run is not None and _has_ended(each, found)
+    }
+    ends = _execute(connection, partial(_ends, tables), ended)
     for each, found in answers:
-        # Only what the run had written when its record was read, so that both fit.
-        found.items = [
-            (row.id, row.message_data)
-            for row in items.get(each.session_id, ())
-            if row.id > each.item and (found.head is None or row.id <= found.head.last_item)
-        ]
-    shown = [each for each, found in answers if found.is_news(each) and each.store.is_restricted]
-    admitted = _admitted(connection, shown) if shown else set()
+        found.end = next(iter(ends.get(each.session_id, ())), None)
+    checked = [each for each, found in answers if _is_checked(each, found)]
+    admitted = _admitted(connection, checked) if checked else set()
     return [
-        found
-        if not (each.store.is_restricted and found.is_news(each))
-        or (each.scope, each.session_id) in admitted
-        else Found()
+        Found(is_there=False)
+        if _is_checked(each, found) and (each.scope, each.session_id) not in admitted
+        else found
         for each, found in answers
     ]
 
 
 def _found(question: Question, rows: Sequence[Any]) -> Found:
     new = [(row.number, row.value) for row in rows if row.number is not None]
-    return Found(
-        rows[0] if rows else None,
-        [each for each in new if each[0] > question.number],
-        [each for each in reversed(new) if each[0] < question.batch],
+    head, item = rows[0] if rows else None, question.item
+    found = Found(
+        head=head,
+        steps=[each for each in new if each[0] > question.number],
+        batches=[each for each in reversed(new) if each[0] < question.batch],
     )
+    if question.is_first and head is not None:
+        progress = Progress.load(head.progress)
+        begin = progress.first if item is None else min(progress.first, item)
+        found.since = 0 if progress.replaced else begin
+    elif head is None or _has_ended(question, found) or head.last_item > (item or 0):
+        found.since = item
+    return found
+
+
+def _has_ended(question: Question, found: Found) -> bool:
+    run = question.run
+    return run is not None and (found.head is None or found.head.run_id != run[0])
+
+
+def _is_checked(question: Question, found: Found) -> bool:
+    is_news = found.run != question.run or found.steps or found.batches or found.items
+    return question.is_first or bool(is_news and question.store.is_restricted)
+
+
+def _add_items(
+    tables: SessionTables, connection: Connection, answers: Sequence[tuple[Question, Found]]
+) -> None:
+    asked: dict[str, dict[str, Any]] = {}
+    for each, found in answers:
+        if found.since is not None:
+            known = asked.setdefault(each.session_id, {"item": found.since})
+            known["item"] = min(known["item"], found.since)
+    rows = _execute(connection, partial(_items, tables), asked)
+    unknown: dict[str, dict[str, Any]] = {
+        each.session_id: {} for each, found in answers if each.is_first and found.head is None
+    }
+    newest = _execute(connection, partial(_newest, tables), unknown)
+    for each, found in answers:
+        # Only what the run had written when its record was read, so that both fit.
+        last = None if found.head is None or _has_ended(each, found) else found.head.last_item
+        since = found.since
+        if since is not None:
+            found.items = [
+                (row.id, row.message_data)
+                for row in rows.get(each.session_id, ())
+                if row.id >= since and (last is None or row.id <= last)
+            ]
+        if each.session_id in newest:
+            found.newest = newest[each.session_id][0].newest
 
 
 # ---- polls ----
@@ -299,7 +356,12 @@ class Polls:
         def read(connection: Connection) -> list[Found]:
             return read_all(self._database, connection, questions)
 
-        return await self._database.read_used(RUNS, read, [Found() for _ in questions])
+        try:
+            return await self._database.read(read)
+        except TablesMissingError as error:
+            if self._database.names.metadata not in error.tables:
+                raise
+            return [Found(is_there=False) for _ in questions]  # Nothing was ever used.
 
 
 _polls: WeakValueDictionary[tuple[Any, ...], Polls] = WeakValueDictionary()

@@ -361,7 +361,12 @@ class RunSession(SQLAlchemyMetadataSession):
             delete_messages(store.database, connection, session_id, [i for i, _ in deleted])
             store.insert_items(connection, session_id, texts)
             count = record.progress.items + len(texts) - len(deleted)
-            progress = replace(record.progress, items=count, writes=counts)
+            progress = replace(
+                record.progress,
+                items=count,
+                writes=counts,
+                replaced=is_other or record.progress.replaced,
+            )
             lease.fence(connection, lease.sql.write, new_progress=progress.dump())
             if texts:
                 record.place(connection)

@@ -106,6 +106,7 @@ class Progress:
         ledger: The newest row of the ledger before the run; None if its usage is not booked.
         live: Whether the answer in progress is stored for followers.
         background: Whether `recover` goes on with the run.
+        replaced: Whether the run has replaced items of the history, as compaction does.
     """
 
     durable: bool
@@ -119,6 +120,7 @@ class Progress:
     ledger: int | None = None
     live: bool = False
     background: bool = False
+    replaced: bool = False
 
     @classmethod
     def load(cls, text: str) -> Progress:
