@@ -15,6 +15,7 @@ from cryptography.fernet import Fernet
 from sqlalchemy import event
 
 from agents_session_metadata import (
+    Budget,
     KeyReusedError,
     LeaseLostError,
     RunCancelledError,
@@ -23,6 +24,7 @@ from agents_session_metadata import (
     SessionCatalog,
     SessionPausedError,
     SessionRuns,
+    SessionTracker,
 )
 from conformance import raw
 from conformance.following import Client, Speaker, ended, plain, speaking, until
@@ -412,3 +414,19 @@ async def test_ready_runs_are_those_whose_calls_are_all_decided(catalog, runs) -
         await runs.list("done")  # type: ignore[arg-type]
     await runs.resume("one", agent)
     assert [info.session_id for info in (await runs.list("ready")).runs] == ["three"]
+
+
+async def test_a_tracker_is_open_until_the_run_of_start_ends(catalog, runs) -> None:
+    @function_tool
+    async def look() -> str:
+        return "saw it"
+
+    agent = speaking(["=look"], ["Seen"], tools=[look])
+    budget = Budget(tokens=1_000_000)
+    tracker = SessionTracker(catalog.session("chat"), budget=budget, model="demo")
+    assert await runs.start("chat", agent, "Look", hooks=tracker, key="r1") is True
+    await runs.aclose()
+    recorded = await catalog.get_metadata("chat", ["runs", "tools_used"])
+    assert recorded == {"runs": 1, "tools_used": ["look"]}
+    assert await runs.start("chat", agent, "Look", hooks=tracker, key="r1") is False
+    assert await catalog.get_metadata("chat", ["runs"]) == {"runs": 1}

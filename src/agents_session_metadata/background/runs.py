@@ -8,7 +8,7 @@ import logging
 import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -56,19 +56,23 @@ class BackgroundRuns:
     async def start(self, request: Request) -> bool:
         """Begins a run, or goes on with it. Returns False if it works, waits or has ended."""
         run = self.stream(replace(request, background=True))
-        await run.__aenter__()
-        if run.repeated:
-            return False
-        task = asyncio.ensure_future(self._work(run, request.session_id))
+        hooks = request.options.get("hooks")
+        async with AsyncExitStack() as stack:
+            if isinstance(hooks, AbstractAsyncContextManager):  # such as a tracker
+                await stack.enter_async_context(hooks)
+            await stack.enter_async_context(run)
+            if run.repeated:
+                return False
+            opened = stack.pop_all()
+        task = asyncio.ensure_future(self._work(run, opened, request.session_id))
         self._works[task] = request.session_id
         task.add_done_callback(self._works.pop)
         await asyncio.sleep(0)  # A task that is cancelled before it begins would not end the run.
         return True
 
-    async def _work(self, run: StreamedRun, session_id: str) -> None:
+    async def _work(self, run: StreamedRun, opened: AsyncExitStack, session_id: str) -> None:
         try:
-            async with AsyncExitStack() as stack:
-                stack.push_async_exit(run)  # It was entered when the run began.
+            async with opened:
                 async for _ in run.stream_events():
                     pass
         except (RunCancelledError, SessionBusyError) as error:

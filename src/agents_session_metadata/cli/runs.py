@@ -42,7 +42,7 @@ async def runs(
 ) -> None:
     """List runs that work, wait for an approval, were interrupted or failed, newest first.
 
-    With --follow, print what one of them does: its messages, calls and outputs, and the answer
+    With --follow, print the work of one run: its messages, calls and outputs, and the answer
     while it is written. With --jsonl, each event is a line.
     """
     from agents_session_metadata import RunStatus, SessionRuns

@@ -313,7 +313,8 @@ class SessionRuns:
 
         The run does not end with the caller. `follow` shows it and `cancel` ends it, in any
         process. It streams; a model that cannot stream gives its whole answer at once. If the run
-        fails, its error is logged and stored. `aclose` ends the runs of this process.
+        fails, its error is logged and stored. `aclose` ends the runs of this process. Hooks that
+        are async context managers, such as a `SessionTracker`, are entered, and left at its end.
 
         Args:
             session_id: As in `run`.

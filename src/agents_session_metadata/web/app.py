@@ -33,7 +33,7 @@ from agents_session_metadata.http.app import (
 from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import answer_to
 
-from . import list_page, runs_page, session_page, statistics_page
+from . import list_page, live, runs_page, session_page, statistics_page
 from .call import HEADERS, DecidedBy, Options, PageCall, check_request, read_form
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -46,6 +46,7 @@ _READ = {
     "/runs": runs_page.page,
     "/statistics": statistics_page.page,
     "/events": list_page.events,
+    "/run-events": live.events,
 }
 _SHOWN = {"/", "/session", "/runs", "/statistics"}
 _ASK = {"/delete": session_page.ask_delete, "/rewind": session_page.ask_rewind}
@@ -57,12 +58,14 @@ _WRITE = {
     "/approve": runs_page.approve,
     "/reject": runs_page.reject,
     "/discard": runs_page.discard,
+    "/stop": live.stop,
 }
 _FILES = {
     f"/{name}": ((files("agents_session_metadata.web") / "static" / name).read_bytes(), media_type)
     for name, media_type in (
         ("style.css", "text/css"),
         ("page.js", "text/javascript"),
+        ("live.js", "text/javascript"),
         ("icon.svg", "image/svg+xml"),
     )
 }
