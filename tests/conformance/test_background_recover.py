@@ -165,7 +165,7 @@ async def test_a_recorded_step_is_progress_and_a_batch_of_text_is_none(catalog, 
     await die(catalog)
     agent = speaking(*answers, tools=[look])
     agent.model.gates["end"] = asyncio.Event()  # type: ignore[union-attr]  # a Speaker
-    await runs.recover(lambda _: agent)
+    assert await runs.recover(lambda _: agent) == 1
     client = Client()
     task = asyncio.ensure_future(client.follow(runs, "chat"))
     await until(lambda: client.text == "one")

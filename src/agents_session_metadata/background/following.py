@@ -1,4 +1,4 @@
-"""What a follower of a session receives: a snapshot, and then what happens.
+"""Events for the followers of a session: a snapshot, and then what happens.
 
 A snapshot has the items after a position, and what is known of the answer in progress. After it,
 whatever the run records is an event. Its lease is known by the token: when that changes, the answer
@@ -22,7 +22,7 @@ from agents_session_metadata.runs.record import Encryption, Progress
 from agents_session_metadata.scope import ScopedStore
 
 from .items import Event, Item, add_batch, answer_of, has_calls, key_of, rest_of, unstored
-from .polls import NO_BATCH, NO_STEP, Found, Question, Rows, Run, polls_of
+from .polls import NO_BATCH, NO_STEP, News, Question, Rows, Run, polls_of
 
 USUAL, LONG = 0.25, 1.0
 """Seconds between two looks at a run that shows nothing: while it works, and otherwise."""
@@ -105,7 +105,7 @@ class Follower:
             question = Question(*self._session, run, number, batch, item)
             found = await self._next(await self._polls.ask(question, delay))
 
-    async def _next(self, found: Found) -> list[Event]:
+    async def _next(self, found: News) -> list[Event]:
         head, run, known = found.head, self._run, self._newest
         if run is None:
             if head is not None:
@@ -133,7 +133,7 @@ class Follower:
         self._run = found.run
         return events
 
-    def _move(self, found: Found) -> None:
+    def _move(self, found: News) -> None:
         self._number = max([self._number, *(number for number, _ in found.steps)])
         self._batch = min([self._batch, *(number for number, _ in found.batches)])
 
@@ -222,7 +222,7 @@ class Follower:
         yield from rest_of(item, self._partial)
         yield {"type": "item", "item": item, "item_id": item_id}
 
-    async def _end(self, found: Found) -> list[Event]:
+    async def _end(self, found: News) -> list[Event]:
         """Shows the end of a run that is not there any more."""
         assert self._run is not None  # noqa: S101  # for type checkers
         status, known, self._run = self._run[2], self._newest, None

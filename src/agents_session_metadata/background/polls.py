@@ -54,7 +54,7 @@ Rows: TypeAlias = "list[tuple[int, str]]"
 
 @dataclass(frozen=True)
 class Question:
-    """What a follower has seen of a session. Steps and batches without a run are not asked for.
+    """The position of a follower in a session. Without a run, there are no steps and batches.
 
     Attributes:
         store: The store whose scope it has.
@@ -63,7 +63,7 @@ class Question:
         number: The number of the last step.
         batch: The number of the last batch of events. These numbers fall.
         item: The id of the newest item; None for the beginning of a run.
-        is_first: Whether to answer with everything that a snapshot has.
+        is_first: True to get everything that a snapshot has.
     """
 
     store: ScopedStore
@@ -80,8 +80,8 @@ class Question:
 
 
 @dataclass
-class Found:
-    """What is new in a session.
+class News:
+    """News of a session since the position of a follower.
 
     Attributes:
         is_there: Whether the session exists, in the scope.
@@ -217,7 +217,7 @@ def _admitted(connection: Connection, questions: Iterable[Question]) -> set[tupl
 
 def read_all(
     database: Database, connection: Connection, questions: Sequence[Question]
-) -> list[Found]:
+) -> list[News]:
     """Answers each question."""
     tables, asked = database.tables, dict[str, dict[str, Any]]()
     for each in questions:
@@ -240,17 +240,17 @@ def read_all(
     checked = [each for each, found in answers if _is_checked(each, found)]
     admitted = _admitted(connection, checked) if checked else set()
     return [
-        Found(is_there=False)
+        News(is_there=False)
         if _is_checked(each, found) and (each.scope, each.session_id) not in admitted
         else found
         for each, found in answers
     ]
 
 
-def _found(question: Question, rows: Sequence[Any]) -> Found:
+def _found(question: Question, rows: Sequence[Any]) -> News:
     new = [(row.number, row.value) for row in rows if row.number is not None]
     head, item = rows[0] if rows else None, question.item
-    found = Found(
+    found = News(
         head=head,
         steps=[each for each in new if each[0] > question.number],
         batches=[each for each in reversed(new) if each[0] < question.batch],
@@ -264,18 +264,18 @@ def _found(question: Question, rows: Sequence[Any]) -> Found:
     return found
 
 
-def _has_ended(question: Question, found: Found) -> bool:
+def _has_ended(question: Question, found: News) -> bool:
     run = question.run
     return run is not None and (found.head is None or found.head.run_id != run[0])
 
 
-def _is_checked(question: Question, found: Found) -> bool:
+def _is_checked(question: Question, found: News) -> bool:
     is_news = found.run != question.run or found.steps or found.batches or found.items
     return question.is_first or bool(is_news and question.store.is_restricted)
 
 
 def _add_items(
-    tables: SessionTables, connection: Connection, answers: Sequence[tuple[Question, Found]]
+    tables: SessionTables, connection: Connection, answers: Sequence[tuple[Question, News]]
 ) -> None:
     asked: dict[str, dict[str, Any]] = {}
     for each, found in answers:
@@ -309,15 +309,15 @@ class Polls:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: dict[asyncio.Future[Found], tuple[float, Question]] = {}
+        self._waiting: dict[asyncio.Future[News], tuple[float, Question]] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._last = 0.0
 
-    async def ask(self, question: Question, delay: float) -> Found:
+    async def ask(self, question: Question, delay: float) -> News:
         """Answers a question after a delay, in seconds, with those of other followers."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Found] = loop.create_future()
+        answer: asyncio.Future[News] = loop.create_future()
         self._waiting[answer] = loop.time() + delay, question
         self._changed.set()
         if self._task is None or self._task.done():
@@ -352,8 +352,8 @@ class Polls:
             for answer in chosen:
                 self._waiting.pop(answer, None)
 
-    async def _read(self, questions: list[Question]) -> list[Found]:
-        def read(connection: Connection) -> list[Found]:
+    async def _read(self, questions: list[Question]) -> list[News]:
+        def read(connection: Connection) -> list[News]:
             return read_all(self._database, connection, questions)
 
         try:
@@ -361,7 +361,7 @@ class Polls:
         except TablesMissingError as error:
             if self._database.names.metadata not in error.tables:
                 raise
-            return [Found(is_there=False) for _ in questions]  # Nothing was ever used.
+            return [News(is_there=False) for _ in questions]  # Nothing was ever used.
 
 
 _polls: WeakValueDictionary[tuple[Any, ...], Polls] = WeakValueDictionary()

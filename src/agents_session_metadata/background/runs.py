@@ -37,7 +37,7 @@ _AT_ONCE = 100
 
 
 class BackgroundRuns:
-    """What `SessionRuns` does in the background. Its methods have the docstrings.
+    """The background part of one `SessionRuns`, whose methods have the docstrings.
 
     `works` has the tasks of `start`, of all catalogs that share them.
     """

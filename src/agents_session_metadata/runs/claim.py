@@ -235,7 +235,7 @@ class Request:
     live: Callable[[RunRecord], Any] | None = None
     """Makes the `LiveAnswer` of a run that others can follow."""
     background: bool = False
-    """Whether the run was begun by `start`, and `recover` goes on with it."""
+    """True for `start`: `recover` goes on with the run."""
     only: str | None = None
     """The status of a run that is resumed; others are left alone."""
 

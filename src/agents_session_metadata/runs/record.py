@@ -176,7 +176,7 @@ class RunRecord:
         self._written: set[str] = set()
         self._asked: Counter[str] = Counter()
         self.inputs: list[Any] = []
-        """What was added to the state of the last pause."""
+        """Input that was added to the state of the last pause."""
         self.live: Any = None
         """The `LiveAnswer` of a run that is followed."""
         # How many processes have died since the last recorded step.
