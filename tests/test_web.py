@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import re
 import socket
 import threading
 from datetime import timedelta
+from html import unescape
 
 import httpx2
 import pytest
@@ -200,10 +202,10 @@ async def test_mounted_below_a_path(catalog) -> None:
     async with client(Starlette(routes=[Mount("/admin/chats", inner)])) as browser:
         page = await browser.get("/admin/chats/")
         assert page.status_code == 200
-        links = re.findall(r'(?:href|src|action)="(/[^"]*)"', page.text)
-        assert links
-        assert all(each.startswith("/admin/chats/") for each in links)
-        for each in links:
+        links = re.findall(r' ([a-z]+)="(/[^"]*)"', page.text)
+        assert {"action", "formaction", "href", "src"} <= {name for name, _ in links}
+        assert all(each.startswith("/admin/chats/") for _, each in links)
+        for each in (each for name, each in links if name in {"href", "src"}):
             assert (await browser.get(each.replace("&amp;", "&"))).status_code == 200
         session = await browser.get("/admin/chats/session?id=a")
         assert "Path=/admin/chats;" in session.headers["set-cookie"]
@@ -212,12 +214,74 @@ async def test_mounted_below_a_path(catalog) -> None:
 async def test_an_approval_shows_the_request_and_all_arguments(catalog) -> None:
     async with client(browser_app(catalog, scope=None)) as browser:
         page = await browser.get("/runs?run=waiting")
-        assert "<b>User</b> Deploy</blockquote>" in page.text
+        assert '<b>User</b> <span dir="auto">Deploy</span></blockquote>' in page.text
         assert '<dl class="tree">' in page.text
         assert "No runs" in (await browser.get("/runs?run=failed")).text
         assert (await browser.get("/runs?run=other")).status_code == 400
         # Every page says how many runs wait.
         assert '<span class="badge">1<' in (await browser.get("/")).text
+
+
+async def test_a_waiting_run_is_decided_on_the_page_of_its_session(catalog) -> None:
+    runs = SessionRuns(catalog)
+    agent = Deployer().agent("Done")
+    async with client(browser_app(catalog, scope=None, allow_write=True, by="ana")) as browser:
+        browser.headers["Origin"] = HOST
+        page = (await browser.get("/session?id=a")).text
+        assert "This run waits for a decision" in page
+        form = {
+            name: unescape(value)
+            for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page)
+        }
+        form |= {"call": "c1"}
+        decided = await browser.post("/approve", data=form)
+        assert decided.headers["location"] == "/session?id=a&from=end#run"
+        assert "Approved</b> by ana" in (await browser.get("/session?id=a")).text
+        # The second click of a double click, also after the run was resumed.
+        assert (await browser.post("/approve", data=form)).status_code == 303
+        await runs.resume("a", agent)
+        assert (await browser.post("/approve", data=form)).status_code == 303
+        assert (await browser.post("/reject", data=form)).status_code == 404
+        assert len(await runs.decisions("a")) == 2
+        assert "This run waits" not in (await browser.get("/session?id=a")).text
+
+
+async def test_what_can_be_done_with_the_selected_sessions(catalog) -> None:
+    odd = "b\r\nc%41"
+    await catalog.create_session(odd, metadata={"tags": "none", "title": "<b>"})
+    await catalog.create_session("c", metadata={"tags": ["x"]}, items=[{"role": "user"}])
+    async with client(browser_app(catalog, scope=None, allow_write=True)) as browser:
+        browser.headers["Origin"] = HOST
+        page = (await browser.get("/?order=title")).text
+        token = re.findall(r'name="token" value="([^"]+)"', page)[0]
+        [title, picked, last] = re.findall(r'name="select" value="([^"]+)"', page)[-3:]
+        assert {title, picked, last} == {"a", "c", "b%0D%0Ac%2541"}
+        form = {"token": token, "select": ["b%0D%0Ac%2541", "c", "gone"], "state-order": "title"}
+        for path, status in (("/tag", 400), ("/archive", 303)):
+            assert (await browser.post(path, data=form)).status_code == status
+        tagged = await browser.post("/tag", data={**form, "tag": "new"})
+        assert tagged.headers["location"] == "/?order=title"
+        assert await catalog.get_metadata("c") == {"tags": ["x", "new"], "archived": True}
+        assert (await catalog.get_metadata(odd))["tags"] == "none"
+        assert "archived" not in await catalog.get_metadata("a")
+        exported = await browser.post("/export", data=form)
+        assert "attachment" in exported.headers["content-disposition"]
+        asked = await browser.post("/delete-selected", data=form)
+        assert "Delete 2 sessions?" in asked.text
+        assert "&lt;b&gt;" in asked.text
+        assert len(await catalog.list_sessions()) == 3
+        sure = {**form, "sure": "yes"}
+        assert (await browser.post("/delete-selected", data=sure)).status_code == 303
+        assert [each.session_id for each in await catalog.list_sessions()] == ["a"]
+        records = [json.loads(line) for line in exported.text.splitlines()]
+        assert await catalog.import_sessions(records) == 2
+        assert await catalog.session("c").get_items() == [{"role": "user"}]
+        assert (await browser.post("/export", data={"token": token})).status_code == 400
+    async with client(browser_app(catalog, scope=None)) as browser:
+        assert 'name="select"' not in (await browser.get("/")).text
+        for path in ("/tag", "/archive", "/export", "/delete-selected"):
+            answer = await browser.post(path, data={"select": "a"}, headers={"Origin": HOST})
+            assert answer.status_code == 404
 
 
 async def test_streams_of_changes_are_limited_and_scoped(catalog) -> None:

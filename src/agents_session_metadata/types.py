@@ -307,11 +307,13 @@ class DailyStatistics:
         days: The days on which sessions were created, oldest first.
         total: The totals of these days.
         complete: Whether all sessions were counted. If not, only the newest `limit` were.
+        feedback: As in `Statistics`; empty if not all sessions were counted.
     """
 
     days: list[DayStatistics]
     total: DayStatistics
     complete: bool
+    feedback: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from datetime import datetime, timedelta, timezone
 from html import unescape
 from urllib.parse import urlencode
 
@@ -120,7 +121,9 @@ async def test_the_items_around_one(engine) -> None:
 
         async def shown(item: int) -> tuple[list[int], str]:
             page = (await browser.get(f"/session?id=chat&item={item}")).text
-            return [int(number) for number in re.findall(r"class=.text.>item (\d+)\.", page)], page
+            return [
+                int(number) for number in re.findall(r"class=.text. dir=.auto.>item (\d+)\.", page)
+            ], page
 
         assert (await shown(first))[0] == [*range(30, 50), 0]
         found, page = await shown(last)
@@ -391,7 +394,9 @@ BAD = {
     "filter=%7B%22a%22%3A" + "[" * 3000: 400,
     "x=" + "a" * 20_000: 414,
     "cursor=nonsense": 400,
-    "order=owner_id": 400,
+    "order=owner_id": 200,
+    "order=-$x": 400,
+    "since=yesterday": 400,
     "trail=" + "a." * 2000: 200,
     "agent=1e999": 400,
     "status=NaN&owner_id=%00": 200,
@@ -473,7 +478,7 @@ async def test_answers_are_markdown_without_html(engine) -> None:
     assert "**see**" in page
     assert page.count("<img") == 2
     assert page.count("not shown") == 1
-    assert "<h3>Plan</h3>" in page
+    assert '<h3 dir="auto">Plan</h3>' in page
     assert "<strong>bold</strong> &lt;b&gt;raw&lt;/b&gt;" in page
     assert '<a href="https://x.example" rel=' in page
     assert '<a href="https://x.example/p.png" rel=' in page
@@ -535,8 +540,122 @@ async def test_a_range_of_days(engine) -> None:
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.create_session("a")
     async with client(catalog) as browser:
+        today = datetime.now(timezone.utc).date()
+        week = f"since={today - timedelta(days=6)}&until={today}"
+        page = await browser.get(f"/statistics?{week}")
+        assert len(re.findall(r'<th scope="row">\d{4}-\d\d-\d\d</th>', page.text)) == 7
+        assert "<dt>Sessions</dt><dd>1</dd>" in page.text
         old = await browser.get("/statistics?since=2026-01-01&until=2026-01-07")
-        assert len(re.findall(r'<th scope="row">2026-01-\d\d</th>', old.text)) == 7
-        assert "<dt>Sessions</dt><dd>0</dd>" in old.text
+        assert "Nothing was recorded in these days" in old.text
+        assert 'role="img"' not in old.text
         for query in ("since=x", "since=2026-01-01&until=2027-01-01", "since=9999-12-31"):
             assert (await browser.get(f"/statistics?{query}")).status_code == 400
+
+
+async def test_status_and_agent_agree_on_all_pages(engine) -> None:
+    """Of sessions with runs and a tracker only, and of those with a lifecycle."""
+    catalog = SessionCatalog(engine, create_tables=True)
+    await SessionRuns(catalog).run("waits", Deployer().agent(deploys("c1")), "Go")
+    await catalog.create_session("failed", metadata={"run": "failed", "agent": "deployer"})
+    await catalog.create_session("active", metadata={"run": "completed", "status": "active"})
+    await catalog.create_session("tracked", metadata={"runs": 1, "agent": "deployer"})
+    expected = {"waits": "waiting", "failed": "failed", "active": "active", "tracked": "completed"}
+    async with client(catalog) as browser:
+        listed = (await browser.get("/")).text
+        facets = listed.partition('id="facets"')[2]
+        for name, status in expected.items():
+            row = listed.partition(f'<span class="id">{name}')[2].partition("</tr>")[0]
+            assert f'<span class="status {status}" dir="auto">{status}</span>' in row
+            for query in (f"status={status}", f"filter=status%3D{status}"):
+                assert names(await browser.get(f"/?{query}")) == [name]
+            assert f'<span class="value" dir="auto">{status}</span>' in facets
+            page = (await browser.get(f"/session?id={name}")).text
+            assert f'<span class="status {status}" dir="auto">' in page
+        assert names(await browser.get("/?errors=1")) == ["failed"]
+        statistics = (await browser.get("/statistics")).text
+        assert '<div class="bad"><dt>Failed</dt><dd>1</dd>' in statistics
+        # Columns that no session of the page fills are left out.
+        assert "deployer</a>" in listed
+        for heading in ("Owner", "Tags", "Cost"):
+            assert f'data-label="{heading}"' not in listed
+    assert (await catalog.statistics()).by_status == dict.fromkeys(expected.values(), 1)
+
+
+async def test_a_list_is_sorted_by_the_heading_of_a_column(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    for number in range(30):
+        metadata = {"owner_id": f"u{number:02}", "priority": number}
+        await catalog.create_session(f"chat-{number:02}", metadata=metadata)
+    async with client(catalog) as browser:
+        page = await browser.get(link(await browser.get("/"), "Owner"))
+        assert names(page) == [f"chat-{number:02}" for number in range(25)]
+        assert '<th scope="col" class="owner" aria-sort="ascending">' in page.text
+        assert names(await browser.get(link(page, "Next")))[0] == "chat-25"
+        assert names(await browser.get(link(page, "Owner")))[0] == "chat-29"
+        assert names(await browser.get("/?order=-priority"))[0] == "chat-29"
+        assert '<option value="owner_id=u00">' in page.text
+        assert '<option value="priority=">' in page.text
+
+
+async def test_a_list_of_a_range_of_dates(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    for day in (1, 2, 3):
+        at = f"2026-03-0{day}T23:59:59+00:00"
+        record = {"format": 1, "session_id": f"s{day}", "created_at": at, "updated_at": at}
+        await catalog.import_sessions([{**record, "metadata": {}, "items": []}])
+    async with client(catalog) as browser:
+        assert names(await browser.get("/?since=2026-03-02")) == ["s3", "s2"]
+        page = await browser.get("/?since=2026-03-02&until=2026-03-02")
+        assert names(page) == ["s2"]
+        assert 'name="since" value="2026-03-02"' in page.text
+
+
+async def test_a_fork_and_its_original_link_to_each_other(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("a", metadata={"title": "Plan"})
+    await catalog.fork_session("a", "b")
+    async with client(catalog) as browser:
+        assert 'href="/session?id=a">Plan</a>' in (await browser.get("/session?id=b")).text
+        assert 'href="/session?id=b"' in (await browser.get("/session?id=a")).text
+
+
+async def test_a_turn_has_a_timeline_of_model_and_tools(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    call = {"type": "function_call", "name": "look", "call_id": "c1", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
+    items = [raw.message("Hi"), call, output, raw.message("Done", role="assistant")]
+    times = [f"2026-03-01T00:00:{second:02}+00:00" for second in (0, 4, 6, 10)]
+    record = {"format": 1, "session_id": "a", "created_at": times[0], "updated_at": times[3]}
+    timed = [{"created_at": at, "item": each} for at, each in zip(times, items, strict=True)]
+    details = [{"id": "c1", "tool": "look", "ms": 1000, "ok": True, "at": None}]
+    metadata = {"invocation_details": details}
+    await catalog.import_sessions([{**record, "metadata": metadata, "items": timed}])
+    async with client(catalog) as browser:
+        page = (await browser.get("/session?id=a")).text
+    assert 'aria-label="Timeline of the turn: model 5.0 s, look 1.0 s, model 4.0 s"' in page
+    assert 'class="of-tool" x="50.0%" y="0" width="10.0%"' in page
+
+
+async def test_texts_have_their_own_direction_and_files_their_name(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("a", metadata={"title": "سؤال"})
+    file = {"type": "input_file", "filename": "report.pdf", "file_data": "data:a"}
+    table = "| a | b |\n|---|--:|\n| c | 1 |\n\nمرحبا"  # noqa: RUF001
+    long = json.dumps([{"key": "value"}] * 2_500)
+    call = {"type": "function_call", "name": "look", "call_id": "c", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": long}
+    await session.add_items(
+        [{"role": "user", "content": [file]}, call, output, raw.message(table, role="assistant")]
+    )
+    async with client(catalog) as browser:
+        page = (await browser.get("/session?id=a")).text
+        assert (
+            '<a data-key dir="auto" href="/session?id=a">سؤال</a>' in (await browser.get("/")).text
+        )
+    assert '<h1 dir="auto">سؤال</h1>' in page
+    assert '<div class="text" dir="auto">(file report.pdf)</div>' in page
+    assert '<p dir="auto">مرحبا</p>' in page
+    assert '<div class="scroll" tabindex="0"><table>' in page
+    assert '<td dir="auto" class="right">1</td>' in page
+    output = re.sub("<[^>]*>", "", page.partition("Output of look")[2])
+    assert '[\n  {\n    "key": "value"\n  },\n' in unescape(output)

@@ -172,12 +172,6 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
         _show_runs(store, connection, found)
         return ids, found.values()
 
-    def votes(connection: Connection) -> dict[str, int]:
-        counted: Counter[str] = Counter()
-        for feature in in_use(database, connection):
-            counted.update(feature.count(database, connection, condition))
-        return dict(counted)
-
     after = None
     while True:
         ids, found = await database.read(partial(step, after=after))
@@ -185,8 +179,18 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
         for metadata in found:
             totals.add(metadata)
         if len(ids) < _STEP:
-            return totals.statistics(await database.read(votes))
+            return totals.statistics(await _votes(store, condition))
         after = ids[-1]
+
+
+async def _votes(store: ScopedStore, condition: Condition) -> dict[str, int]:
+    def read(connection: Connection) -> dict[str, int]:
+        counted: Counter[str] = Counter()
+        for feature in in_use(store.database, connection):
+            counted.update(feature.count(store.database, connection, condition))
+        return dict(counted)
+
+    return await store.database.read(read)
 
 
 async def read_statuses(store: ScopedStore, sessions: Iterable[SessionInfo]) -> dict[str, str]:
@@ -284,7 +288,9 @@ async def read_daily(
     for of_day in days.values():
         whole.merge(of_day)
     rows = [days[day].of_day(day) for day in sorted(days)]
-    return DailyStatistics(rows, whole.of_day(None), complete=len(found) <= limit)
+    complete = len(found) <= limit
+    feedback = await _votes(store, condition) if complete else {}
+    return DailyStatistics(rows, whole.of_day(None), complete=complete, feedback=feedback)
 
 
 def _is_count(value: object, most: int = _MOST) -> bool:

@@ -33,8 +33,8 @@ from agents_session_metadata.http.app import (
 from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import answer_to
 
-from . import list_page, live, runs_page, session_page, statistics_page
-from .call import HEADERS, DecidedBy, Options, PageCall, check_request, read_form
+from . import list_page, live, runs_page, selection, session_page, statistics_page
+from .call import HEADERS, DecidedBy, Options, PageCall, check_request
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
@@ -59,6 +59,10 @@ _WRITE = {
     "/reject": runs_page.reject,
     "/discard": runs_page.discard,
     "/stop": live.stop,
+    "/tag": selection.tag,
+    "/archive": selection.archive,
+    "/export": selection.export,
+    "/delete-selected": selection.delete,
 }
 _FILES = {
     f"/{name}": ((files("agents_session_metadata.web") / "static" / name).read_bytes(), media_type)
@@ -182,7 +186,7 @@ class _BrowserApp(HTTPApp):
                 call.waiting = await runs_page.count_waiting(catalog)
             return await reading[path](call)
         if request.method == "POST" and path in writing:
-            call.form = await read_form(request)
+            await call.load_form()
             return await writing[path](call)
         if path in {*reading, *writing, *_FILES}:
             raise HTTPException(405, "The page does not support this method.")

@@ -44,7 +44,7 @@ _TEMPLATES.filters["ago"] = ago
 _TEMPLATES.filters["parse_time"] = parse_time
 for _format in (
     *(formats.encoded, formats.shown, formats.number, formats.short, formats.seconds),
-    *(formats.exact, formats.as_json, formats.title, formats.tags, formats.readable),
+    *(formats.exact, formats.as_json, formats.title, formats.tags),
     formats.is_short,
 ):
     _TEMPLATES.filters[_format.__name__] = _format
@@ -60,7 +60,7 @@ def _in_room(name: str) -> Any:
     return apply
 
 
-for _name in ("plain", "copied", "code", "markdown", "picture", "has_room_for"):
+for _name in ("plain", "copied", "code", "markdown", "picture", "has_room_for", "readable"):
     _TEMPLATES.filters[_name] = _in_room(_name)
 
 
@@ -85,6 +85,7 @@ class PageCall:
     options: Options
     catalog: SessionCatalog
     form: dict[str, str] = field(default_factory=dict)
+    selected: list[str] = field(default_factory=list)
     uses_token: bool = False
     waiting: str = ""
 
@@ -120,6 +121,11 @@ class PageCall:
         """Returns a field of the form that was written with the filter `encoded`."""
         return unquote(self.form.get(name, ""))
 
+    async def load_form(self) -> None:
+        fields = await read_form(self.request)
+        self.form = dict(fields)
+        self.selected = [unquote(value) for name, value in fields if name == SELECTED]
+
     def session_id(self) -> str:
         found = self.exact("id") or self.query.get("id")
         if not found:
@@ -143,7 +149,13 @@ class PageCall:
         return await found if inspect.isawaitable(found) else found
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
-        values = {"has_form": False, "events": "", "waiting": self.waiting, **values}
+        values = {
+            "has_form": False,
+            "events": "",
+            "selected": SELECTED,
+            "waiting": self.waiting,
+            **values,
+        }
         self.uses_token |= values["has_form"]
         page = _TEMPLATES.get_template(template).render(
             call=self, url=self.url, path=self.path, money=self._money, room=Room(), **values
@@ -171,6 +183,8 @@ class PageCall:
         return RedirectResponse(self.url(path, **parameters), 303)
 
 
+SELECTED = "select"
+"""The name of the fields with the ids of the selected sessions."""
 LONGEST_QUERY = 16_384
 LARGEST_FORM = 1 << 20
 """A form may contain the longest value twice, and each of its bytes as three characters."""
@@ -222,21 +236,19 @@ def _authority(origin: str) -> str | None:
     return parts.netloc if parts.scheme in {"http", "https"} else None
 
 
-async def read_form(request: Request) -> dict[str, str]:
+async def read_form(request: Request) -> list[tuple[str, str]]:
     """Read a form. Refuses it unless its token equals that of the browser's cookie."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise HTTPException(415, "Send a form.")
     try:
         body = await read_bytes(request, LARGEST_FORM, FORM_SECONDS)
-        fields = dict(
-            parse_qsl(
-                body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
-            )
+        fields = parse_qsl(
+            body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
         )
     except ValueError:
         raise HTTPException(400, "The form is invalid.") from None
-    known, sent = request.cookies.get(_COOKIE, ""), fields.pop("token", "")
+    known, sent = request.cookies.get(_COOKIE, ""), dict(fields).get("token", "")
     if not known or not secrets.compare_digest(known.encode(), sent.encode()):
         raise HTTPException(403, "The form has expired. Go back, reload the page and try again.")
     return fields

@@ -16,6 +16,7 @@ from agents_session_metadata.types import SessionInfo
 LONGEST_TEXT = 20_000
 """Characters of a text that a page shows."""
 _LONGEST_LINKED = 500
+_LONGEST_PARSED = 200_000
 _MOST_PARTS = 1_000
 _SAFE = re.compile(r"[^\n\t]+")
 
@@ -55,7 +56,7 @@ def tags(value: Any) -> list[str] | None:
 
 def readable(text: str | None) -> Any:
     """Parses JSON, unless it is long or another text would be shown than the one that was sent."""
-    if text is None or len(text) > LONGEST_TEXT:
+    if text is None or len(text) > _LONGEST_PARSED:
         return text
     try:
         return strict_json(text, parse_float=_exact)
@@ -76,12 +77,21 @@ def content_of(content: Any) -> tuple[str, list[str]]:
     images, others = list[str](), list[Any]()
     for part in parts:
         url = part.get("image_url") if isinstance(part, dict) else None
-        images.append(url) if isinstance(url, str) else others.append(part)
+        images.append(url) if isinstance(url, str) else others.append(_named(part))
     if isinstance(content, dict | int | float) and others:
         return as_json(content, indent=2), images
     if isinstance(content, list) and len(parts) < len(content):
         others.append(f"({len(content) - len(parts):,} more parts)")
     return "\n".join(content_texts(others if isinstance(content, list) else content)), images
+
+
+def _named(part: Any) -> Any:
+    """Returns a file as a text with its name, and other parts as they are."""
+    if not isinstance(part, dict) or part.get("type") != "input_file":
+        return part
+    names = (part.get(key) for key in ("filename", "file_url", "file_id"))
+    name = next((each for each in names if isinstance(each, str) and each), "without a name")
+    return {"type": "input_text", "text": f"(file {shown(name)})"}
 
 
 def is_short(value: Any) -> bool:

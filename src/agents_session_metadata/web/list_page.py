@@ -6,7 +6,8 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime, time, timezone
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode
@@ -36,9 +37,12 @@ ORDERS = {
     "-updated_at": "Last active",
     "-created_at": "Newest",
     "-pinned": "Pinned first",
-    f"-{keys.COST}": "Cost",
+    f"-{keys.COST}": "Highest cost",
     keys.TITLE: "Title",
 }
+"""Those that can be chosen by name. A click on the heading of a column chooses another one."""
+STATE = "state-"
+"""The prefix of the fields in which a form keeps the state of its list."""
 SAMPLE = 1_000
 """The number of sessions that facets count."""
 _PAGE = 25
@@ -46,16 +50,29 @@ _HITS = 100
 _LONGEST_FACET = 8
 _LONGEST_FILTER = 4_000
 _LONGEST_TRAIL = 10
+_SAMPLED_KEYS = 3
+"""The number of sessions whose keys are suggested for the filter."""
+_MOST_SUGGESTED = 60
+_HAS_ERRORS: JSONObject = {
+    "$or": [
+        {keys.ERROR_COUNT: {"$gte": 1}},
+        {keys.RUN: "failed"},
+        {keys.STATUS: "failed"},
+    ]
+}
 _LISTED = (
     keys.TITLE,
     keys.OWNER_ID,
     keys.AGENT,
     keys.STATUS,
     keys.PHASE,
+    keys.RUN,
+    keys.RUNS,
     keys.TAGS,
     keys.COST,
     keys.PINNED,
     keys.ARCHIVED,
+    keys.FORKED_FROM,
 )
 
 
@@ -65,7 +82,7 @@ class ListState:
 
     `q` is the search and `text` the filter, both as they were typed. `state` is that of the runs of
     a list, or empty. `trail` contains the cursors of the previous pages, oldest first; that of the
-    first page is the empty string.
+    first page is the empty string. `statuses` has the filter of each status that is asked for.
     """
 
     q: str = ""
@@ -75,21 +92,35 @@ class ListState:
     state: str = ""
     cursor: str | None = None
     trail: tuple[str, ...] = ()
+    since: str = ""
+    until: str = ""
+    errors: str = ""
+    statuses: Mapping[str, JSONObject] = field(default_factory=dict)
+
+    @classmethod
+    async def read(cls, call: PageCall) -> ListState:
+        """Returns the state in the URL, after looking up what has the chosen status now."""
+        view = cls.of(call.query)
+        if view.problem:
+            return view
+        wanted = filter(None, map(_status_in, view._words))
+        found = {each: await call.catalog.status_filter(each) for each in wanted}
+        return replace(view, statuses=found)
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> ListState:
-        order = query.get("order") or "-updated_at"
-        if order not in ORDERS:
-            raise HTTPException(400, f"The order must be one of {', '.join(ORDERS)}.")
         trail = query.get("trail")
         return cls(
             query.get("q", "").strip(),
             query.get("filter", "").strip(),
             tuple((key, read_value(query[key])) for key in FACETS if query.get(key)),
-            order,
+            query.get("order") or "-updated_at",
             query.get("run", ""),
             query.get("cursor") or None,
             () if trail is None else tuple(trail.split("."))[-_LONGEST_TRAIL:],
+            _day(query.get("since", "")),
+            _day(query.get("until", "")),
+            "1" if query.get("errors") else "",
         )
 
     @cached_property
@@ -108,9 +139,22 @@ class ListState:
         return sentence(found) if found else ""
 
     @property
-    def conditions(self) -> list[JSONObject]:
+    def _words(self) -> list[JSONObject]:
+        """The conditions of facets, and those that were typed as words."""
         chosen = [_condition(key, key == keys.TAGS, value) for key, value in self.chosen]
-        return chosen + parse_filter(self.text)
+        return chosen + ([] if self.text.startswith("{") else parse_filter(self.text))
+
+    @property
+    def conditions(self) -> list[JSONObject]:
+        found = [self.statuses.get(_status_in(each) or "", each) for each in self._words]
+        found += parse_filter(self.text) if self.text.startswith("{") else []
+        found += [_HAS_ERRORS] if self.errors else []
+        times: dict[str, Any] = {}
+        if self.since:
+            times["$gte"] = _time(self.since, time.min)
+        if self.until:
+            times["$lte"] = _time(self.until, time.max)
+        return [*found, *([{"$updated_at": times}] if times else [])]
 
     @property
     def where(self) -> JSONObject | None:
@@ -124,6 +168,9 @@ class ListState:
             **{key: written_value(value) for key, value in self.chosen},
             "order": "" if self.order == "-updated_at" else self.order,
             "run": self.state,
+            "since": self.since,
+            "until": self.until,
+            "errors": self.errors,
             "cursor": self.cursor or "",
         }
         found = {name: value for name, value in given.items() if value}
@@ -144,6 +191,14 @@ class ListState:
         if not self.trail:
             return None
         return replace(self, cursor=self.trail[-1] or None, trail=self.trail[:-1])
+
+    def sorting(self, key: str, first: str = "") -> ListState:
+        """Sorts by a key, in the other direction if the list is sorted by it."""
+        orders = [key, f"-{key}"] if first != "-" else [f"-{key}", key]
+        return self.first(order=orders[self.order == orders[0]])
+
+    def direction(self, key: str) -> str:
+        return {key: "ascending", f"-{key}": "descending"}.get(self.order, "")
 
     def choosing(self, key: str, value: Any) -> ListState:
         others = tuple(each for each in self.chosen if each[0] != key)
@@ -192,6 +247,24 @@ def _condition(key: str, in_list: bool, value: Any) -> JSONObject:
     return {key: {"$contains" if in_list else "$eq": value}}
 
 
+def _status_in(condition: JSONObject) -> str | None:
+    """Returns the status that a condition asks for."""
+    asked: Any = condition.get(keys.STATUS)
+    status = asked.get("$eq") if isinstance(asked, dict) else None
+    return status if isinstance(status, str) else None
+
+
+def _day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat() if text else ""
+    except ValueError:
+        raise HTTPException(400, "Write a day as 2026-01-31.") from None
+
+
+def _time(day: str, at: time) -> datetime:
+    return datetime.combine(date.fromisoformat(day), at, timezone.utc)
+
+
 def read_value(text: str) -> Any:
     try:
         return strict_json(text, duplicates=True)
@@ -204,6 +277,13 @@ def written_value(value: Any) -> str:
     if isinstance(value, str) and value.isprintable() and read_value(value) == value:
         return value
     return json.dumps(value)
+
+
+def back_to(call: PageCall, path: str) -> str:
+    """Returns the address of the list that a form was on."""
+    fields = [name for name in call.form if name.startswith(STATE)]
+    state = {name.removeprefix(STATE): call.exact(name) for name in fields}
+    return call.url(path, **ListState.of(state).parameters())
 
 
 def ignore(_: CorruptMetadataError) -> None:
@@ -228,10 +308,13 @@ async def read_facets(
 ) -> Facets:
     """Count the values of a list, or of sessions that a search has `found`."""
     where = view.where if found is None else {"$session_id": {"$in": list(found[:SAMPLE])}}
-    page = await catalog.list_sessions(where, limit=SAMPLE, keys=[*FACETS], on_corrupt=ignore)
+    read = [*FACETS, keys.RUN, keys.RUNS]
+    page = await catalog.list_sessions(where, limit=SAMPLE, keys=read, on_corrupt=ignore)
+    statuses = await catalog.statuses(page)
     counts: dict[str, Counter[Any]] = {key: Counter() for key in FACETS}
     for info in page:
-        for key, value in info.metadata.items():
+        shown = {key: value for key, value in info.metadata.items() if key in FACETS}
+        for key, value in {**shown, keys.STATUS: statuses.get(info.session_id)}.items():
             elements = value if isinstance(value, list) else [value]
             counts[key].update({each for each in elements if isinstance(each, str) and each})
     number = len(page) if found is None else min(len(found), SAMPLE)
@@ -252,6 +335,19 @@ def _groups(
             values = [(chosen[key], number, True), *others]
         if values:
             yield key, heading, values
+
+
+async def _suggestions(catalog: SessionCatalog, view: ListState, facets: Facets) -> list[str]:
+    """Returns words for the filter: values of facets, and keys of the newest sessions."""
+    newest = await catalog.list_sessions(view.where, limit=_SAMPLED_KEYS, on_corrupt=ignore)
+    words = [
+        f"{key}{':' if key == keys.TAGS else '='}{shlex.quote(written_value(value))}"
+        for key, _, values in facets.groups
+        for value, _, _ in values
+    ]
+    stored = sorted({key for info in newest for key in info.metadata})
+    words += [f"{key}=" for key in stored if key.isidentifier() and key not in FACETS]
+    return [each for each in words if len(each) <= 80][:_MOST_SUGGESTED]
 
 
 async def read_infos(
@@ -289,14 +385,14 @@ async def _search(call: PageCall, view: ListState) -> tuple[SearchPage, list[str
 
 async def events(call: PageCall) -> Response:
     """Follow the sessions that a list can show, or one session. The pages read themselves again."""
-    where = ListState.of(call.query).where
+    where = (await ListState.read(call)).where
     if session_id := call.query.get("id"):
         where = {"$session_id": {"$in": [session_id]}}
     return call.options.streams.follow(call.catalog, where, lambda _: {}, ignore)
 
 
 async def sessions(call: PageCall) -> Response:
-    view = ListState.of(call.query)
+    view = await ListState.read(call)
     corrupt: list[CorruptMetadataError] = []
     hits: dict[str, SearchHit] = {}
     ids: list[str] | None = None
@@ -309,7 +405,9 @@ async def sessions(call: PageCall) -> Response:
     ):
         return call.redirect("/session", id=view.text)
     if view.problem:
-        return call.render("sessions.html", 400, view=view, orders=ORDERS, problem="")
+        return call.render(
+            "sessions.html", 400, view=view, orders=ORDERS, problem="", suggestions=()
+        )
     if view.q:
         try:
             found, ids = await _search(call, view)
@@ -317,33 +415,46 @@ async def sessions(call: PageCall) -> Response:
             raise
         except (TablesMissingError, ValueError) as error:
             problem = sentence(str(error))
-            return call.render("sessions.html", 400, view=view, orders=ORDERS, problem=problem)
+            return call.render(
+                "sessions.html", 400, view=view, orders=ORDERS, problem=problem, suggestions=()
+            )
         hits = {hit.session_id: hit for hit in found.hits}
         infos = await read_infos(call.catalog, hits, **options)
         listed, next_cursor = [infos[each] for each in hits if each in infos], found.next_cursor
         complete = found.complete
     else:
-        page = await call.catalog.list_sessions(
-            view.where,
-            order_by=view.order,
-            limit=_PAGE,
-            cursor=view.cursor,
-            keys=_LISTED,
-            preview=True,
-            **options,
-        )
+        try:
+            page = await call.catalog.list_sessions(
+                view.where,
+                order_by=view.order,
+                limit=_PAGE,
+                cursor=view.cursor,
+                keys=_LISTED,
+                preview=True,
+                **options,
+            )
+        except InvalidCursorError:
+            raise
+        except ValueError as error:
+            raise HTTPException(400, sentence(str(error))) from None
         listed, next_cursor, complete = page.sessions, page.next_cursor, True
+    facets = await read_facets(call.catalog, view, ids)
     return call.render(
         "sessions.html",
         view=view,
         orders=ORDERS,
         problem="",
         sessions=listed,
+        statuses=await call.catalog.statuses(listed),
+        used={key for each in listed for key in each.metadata},
+        suggestions=await _suggestions(call.catalog, view, facets),
+        state=STATE,
+        has_form=call.allow_write and bool(listed),
         hits=hits,
         complete=complete,
         corrupt={each.session_id for each in corrupt},
         events=call.url("/events", **view.first().parameters()),
         older=view.older(next_cursor) if next_cursor else None,
         newer=view.newer(),
-        facets=await read_facets(call.catalog, view, ids),
+        facets=facets,
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import thread_time
 from typing import Any
+from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -22,7 +23,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
-from .formats import LONGEST_TEXT, as_json, clean, shown
+from .formats import LONGEST_TEXT, as_json, clean, readable, shown
 
 LARGEST_PAGE = 2 << 20
 """In bytes."""
@@ -45,6 +46,9 @@ _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 _IMAGE = re.compile(r"data:(image/(?:png|jpeg|gif|webp|avif));base64,([A-Za-z0-9+/]+={0,2})")
 _NUMBERED = re.compile(r"image:\d+")
 _DIFF = re.compile(r"(?:diff --git |--- |\*\*\* Begin Patch|@@ )")
+_BLOCKS = {
+    *("paragraph_open", "heading_open", "blockquote_open", "list_item_open", "th_open", "td_open")
+}
 _FORMATTER: Any = HtmlFormatter(nowrap=True, classprefix="c-")
 _REL = "nofollow noopener noreferrer"
 _LANGUAGES = frozenset(
@@ -90,6 +94,10 @@ class Room:
         html = self._highlighted(text, language)
         return html if html is not None and self._take(html) else self.plain(text, whole)
 
+    def readable(self, text: str | None) -> Any:
+        """Returns the value of JSON text, or the text itself if there is no time to parse it."""
+        return text if thread_time() > self._end else readable(text)
+
     def has_room_for(self, text: str) -> bool:
         """True if JSON text can be shown as a tree, for whose elements bytes are then set aside."""
         size = _CELL_BYTES * sum(map(text.count, ",:[{"))
@@ -128,6 +136,8 @@ class Room:
         tokens = rules.parse(clean(text), env)
         headings = [each for each in tokens if each.type.startswith("heading_")]
         highest = min((int(each.tag[1]) for each in headings), default=0)
+        for each in tokens:
+            _prepare(each)
         for each in headings:
             each.tag = f"h{min(int(each.tag[1]) - highest + 3, 6)}"
         # The source can name any character, so the result is cleaned as well.
@@ -168,7 +178,8 @@ def _picture(url: str, whole: str, name: str) -> Markup:
     if found or not _LINK.match(url):
         return escape(f"({clean(shown(name, 80))}, not shown)")
     link = Markup('<a href="{}" rel="{}">{}</a>')
-    return link.format(clean(url), _REL, clean(name) or clean(shown(url)))
+    host = urlsplit(url).hostname if url.isprintable() else None
+    return link.format(clean(url), _REL, clean(f"{shown(name, 80) or 'image'} ({host or 'link'})"))
 
 
 def _digest(url: str) -> str:
@@ -191,6 +202,21 @@ class _Markdown(MarkdownIt):
         return bool(_LINK.match(url) or _NUMBERED.fullmatch(url))
 
 
+def _prepare(token: Token) -> None:
+    """Lets each block have its own direction. The page's policy allows classes, and no styles."""
+    if token.type in _BLOCKS:
+        token.attrSet("dir", "auto")
+    style = str(token.attrs.pop("style", ""))
+    if style:
+        token.attrSet("class", style.removeprefix("text-align:"))
+
+
+def _table(renderer: Any, tokens: Sequence[Token], at: int, options: Any, _: Any) -> str:
+    opens = tokens[at].nesting == 1
+    html = renderer.renderToken(tokens, at, options, {})
+    return f'<div class="scroll" tabindex="0">{html}' if opens else f"{html}</div>"
+
+
 def _image(_: Any, tokens: Sequence[Token], at: int, __: Any, env: Any) -> str:
     url = str(tokens[at].attrs["src"])
     return str(_picture(env["images"].get(url, url), env["whole"], tokens[at].content))
@@ -211,7 +237,10 @@ def _fence(_: Any, tokens: Sequence[Token], at: int, __: Any, env: Any) -> str:
 
 def _rules(*names: str) -> MarkdownIt:
     rules = _Markdown("commonmark", {"html": False}).enable(["strikethrough", *names])
-    for name, rule in (("image", _image), ("link_open", _link), ("fence", _fence)):
+    for name, rule in (
+        *(("image", _image), ("link_open", _link), ("fence", _fence)),
+        *(("table_open", _table), ("table_close", _table)),
+    ):
         rules.add_render_rule(name, rule)
     return rules
 

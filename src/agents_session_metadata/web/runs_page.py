@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -13,11 +14,12 @@ from agents_session_metadata.errors import RunInterruptedError, SessionBusyError
 
 from .call import PageCall
 from .formats import content_of
-from .list_page import ListState, read_infos
+from .list_page import STATE, ListState, back_to, read_infos
 
 STATES = {
     "": "All",
     "waiting": "Waiting",
+    "ready": "Decided",
     "running": "Working",
     "interrupted": "Interrupted",
     "failed": "Failed",
@@ -26,9 +28,10 @@ _PAGE = 25
 _MOST_WAITING = 9
 _LOOKED_THROUGH = 50
 """Newest items of a session among which the request of its run is looked for."""
+_AGAIN = timedelta(minutes=1)
+"""The time after a decision in which the same one is a second click, which changes nothing."""
 _BYTES = 256 << 10
 """Their size."""
-_STATE = "state-"
 
 
 async def count_waiting(catalog: SessionCatalog) -> str:
@@ -38,7 +41,7 @@ async def count_waiting(catalog: SessionCatalog) -> str:
 
 
 async def page(call: PageCall) -> Response:
-    view = ListState.of(call.query)
+    view = await ListState.read(call)
     if view.state not in STATES:
         raise HTTPException(400, f"The runs must be one of {', '.join(filter(None, STATES))}.")
     if view.problem:
@@ -58,7 +61,7 @@ async def page(call: PageCall) -> Response:
         older=view.older(found.next_cursor) if found.next_cursor else None,
         newer=view.newer(),
         anchor=_anchor,
-        state=_STATE,
+        state=STATE,
         events=call.url("/events", **view.first(state="").parameters()),
         has_form=call.allow_write and bool(found.runs),
     )
@@ -95,9 +98,11 @@ async def _decide(call: PageCall, *, approve: bool, message: str | None) -> Resp
         await SessionRuns(call.catalog).decide(
             session_id, call_id, approve=approve, message=message, by=by
         )
-    except (SessionBusyError, RunInterruptedError):
-        raise HTTPException(409, "The run was resumed. Its decisions are final.") from None
-    except LookupError:
+    except (SessionBusyError, RunInterruptedError, LookupError) as error:
+        if await _is_decided(call.catalog, session_id, call_id, approve):
+            return RedirectResponse(_back(call, session_id), 303)
+        if not isinstance(error, LookupError):
+            raise HTTPException(409, "The run was resumed. Its decisions are final.") from None
         raise HTTPException(
             404,
             "This call does not wait for a decision any more. Its run was resumed or discarded, or "
@@ -107,23 +112,33 @@ async def _decide(call: PageCall, *, approve: bool, message: str | None) -> Resp
         raise HTTPException(
             409, "Several calls of this run have the same id, so none of them can be decided."
         ) from None
-    return RedirectResponse(f"{_back(call)}#{_anchor(session_id)}", 303)
+    return RedirectResponse(_back(call, session_id), 303)
+
+
+async def _is_decided(
+    catalog: SessionCatalog, session_id: str, call_id: str, approve: bool
+) -> bool:
+    """True if the first click of a double click has already decided, and the run was resumed."""
+    since = datetime.now(timezone.utc) - _AGAIN
+    made = await SessionRuns(catalog).decisions(session_id, since=since)
+    return any((each.call_id, each.approve) == (call_id, approve) for each in made)
 
 
 async def discard(call: PageCall) -> Response:
     """Give up a run that does not work."""
+    session_id = call.session_id()
     try:
-        await SessionRuns(call.catalog).discard(call.session_id())
+        await SessionRuns(call.catalog).discard(session_id)
     except SessionBusyError:
         raise HTTPException(409, "The run works. Wait for its end.") from None
-    return RedirectResponse(_back(call), 303)
+    return RedirectResponse(_back(call, session_id), 303)
 
 
-def _back(call: PageCall) -> str:
-    """Returns the address of the page that the form was on."""
-    fields = [name for name in call.form if name.startswith(_STATE)]
-    state = {name.removeprefix(_STATE): call.exact(name) for name in fields}
-    return call.url("/runs", **ListState.of(state).parameters())
+def _back(call: PageCall, session_id: str) -> str:
+    """Returns the address of the run on the page that the form was on."""
+    if call.form.get("back") == "session":
+        return f"{call.url('/session', id=session_id, **{'from': 'end'})}#run"
+    return f"{back_to(call, '/runs')}#{_anchor(session_id)}"
 
 
 def _anchor(session_id: str) -> str:

@@ -26,11 +26,12 @@ from agents_session_metadata.values import id_problem
 
 from .call import PageCall
 from .formats import as_json, content_of, lines, seconds, shown
-from .list_page import sentence
+from .list_page import ignore, read_infos, sentence
 from .markdown import find_image
 
 _CALLS = ("_call", "mcp_approval_request")
 _MOST_PHASES = 30
+_MOST_FORKS = 5
 _ITEMS = 100
 _BYTES = 8 << 20
 """Of the stored items that a page reads."""
@@ -71,7 +72,16 @@ async def session(call: PageCall) -> Response:
     if newest:
         items, older, later = items[::-1], later, older
     runs = SessionRuns(call.catalog)
-    usage = await call.catalog.usage(session_id=info.session_id, by=("item_id",))
+    usage = await call.catalog.usage(session_id=info.session_id, by=("item_id", "model"))
+    original = info.metadata.get(keys.FORKED_FROM)
+    ids = [original] if isinstance(original, str) else []
+    forks = await call.catalog.list_sessions(
+        {keys.FORKED_FROM: info.session_id},
+        limit=_MOST_FORKS,
+        keys=[keys.TITLE],
+        preview=True,
+        on_corrupt=ignore,
+    )
     return call.render(
         "session.html",
         info=info,
@@ -80,6 +90,10 @@ async def session(call: PageCall) -> Response:
         run=await runs.get(info.session_id),
         decisions={each.call_id: each for each in await runs.decisions(info.session_id)},
         feedback=Counter(each.kind for each in await call.catalog.feedback(info.session_id)),
+        state=(await call.catalog.statuses([info])).get(info.session_id),
+        originals=list((await read_infos(call.catalog, ids)).values()),
+        forks=forks.sessions,
+        more_forks=forks.next_cursor is not None,
         run_keys=keys.RUN_KEYS,
         events=call.url("/events", id=info.session_id),
         item=item_id,
@@ -166,6 +180,17 @@ class Step:
     output_id: int | None = None
     ok: bool | None = None
     ms: float | None = None
+    end: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a turn's timeline, in percent of it: a tool, or the time between tools."""
+
+    tool: str
+    start: float
+    width: float
+    ms: float
 
 
 @dataclass
@@ -181,6 +206,32 @@ class Turn:
         """The time from the first item to the last one."""
         end = self.end or self.steps[-1].at
         return max((end - self.steps[0].at).total_seconds() * 1000, 0)
+
+    @property
+    def timeline(self) -> list[Span]:
+        """Returns the tool calls and what is left for the model, oldest first."""
+        begin, whole = self.steps[0].at, self.ms
+        calls = [(each, each.end) for each in self.steps if each.kind == "tool" and each.end]
+        if not calls or not whole:
+            return []
+        found, free = list[Span](), 0.0
+        for call, end in sorted(calls, key=lambda each: (each[1], each[0].item_id)):
+            until = min(max((end - begin).total_seconds() * 1000, 0), whole)
+            since = max(until - (call.ms or 0), 0)
+            if since > free:
+                found.append(
+                    Span("", free / whole * 100, (since - free) / whole * 100, since - free)
+                )
+            width = (until - since) / whole * 100
+            found.append(Span(call.name, since / whole * 100, width, until - since))
+            free = max(free, until)
+        if whole > free:
+            found.append(Span("", free / whole * 100, 100 - free / whole * 100, whole - free))
+        return found
+
+    @property
+    def models(self) -> list[str]:
+        return sorted({row.model for row in self.usage if row.model})
 
     @property
     def tools(self) -> int:
@@ -207,7 +258,9 @@ def turns(
     recorded: Any = (metadata or {}).get(keys.INVOCATION_DETAILS)
     recorded = recorded if isinstance(recorded, list) else []
     known = {each.get("id"): each for each in recorded if isinstance(each, dict)}
-    used = {row.item_id: row for row in usage}
+    used: dict[int | None, list[UsageRow]] = {}
+    for row in usage:
+        used.setdefault(row.item_id, []).append(row)
     for info in items:
         item: Any = info.item
         call_id = item.get("call_id") if isinstance(item, dict) else None
@@ -222,8 +275,7 @@ def turns(
                 found.append(Turn())
             found[-1].steps.append(step)
         found[-1].end = info.created_at
-        if info.item_id in used:
-            found[-1].usage.append(used[info.item_id])
+        found[-1].usage += used.get(info.item_id, ())
     return found
 
 
@@ -232,7 +284,7 @@ def _complete(step: Step, info: ItemInfo, recorded: Mapping[str, Any]) -> None:
     item: Any = info.item
     step.output, images = content_of(item.get("output"))
     step.images += [(info.item_id, each) for each in images]
-    step.output_id = info.item_id
+    step.output_id, step.end = info.item_id, info.created_at
     step.ok = recorded.get("ok") is not False and not step.output.startswith(_ERROR)
     between = (info.created_at - step.at).total_seconds() * 1000
     step.ms = recorded.get("ms", between if between > 0 else None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
+from heapq import nlargest
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from agents_session_metadata import keys
 from agents_session_metadata.types import DayStatistics, UsageRow
 
 from .call import PageCall
+from .formats import shown
 from .list_page import ListState, ignore
 
 _DAYS = 30
@@ -24,6 +26,7 @@ _MOST_DAYS = 92
 _NEWEST = 10_000
 """The number of sessions that the page counts."""
 _ROWS = 8
+_MOST_EXPENSIVE = 10
 _TOTAL_SECONDS = 20.0
 
 
@@ -83,15 +86,16 @@ def _range(call: PageCall) -> tuple[date, date]:
 
 
 async def page(call: PageCall) -> Response:
-    view = ListState.of(call.query)
+    view = await ListState.read(call)
     first, last = _range(call)
+    sessions = view.first(since="", until="")
     known: dict[str, Any] = {"view": view, "first": first, "last": last}
     if view.problem:
         return call.render("statistics.html", 400, **known)
     daily = await call.catalog.daily_statistics(
-        view.where, since=first, until=last, limit=_NEWEST, on_corrupt=ignore
+        sessions.where, since=first, until=last, limit=_NEWEST, on_corrupt=ignore
     )
-    usage, usage_problem = await _usage(call, view, first, last)
+    usage, usage_problem, costs = await _usage(call, sessions, first, last)
     totals = {each.day: each for each in daily.days}
     figures = []
     for after in range((last - first).days + 1):
@@ -113,7 +117,8 @@ async def page(call: PageCall) -> Response:
         by_status=_greatest(daily.total.by_status),
         by_agent=_greatest(daily.total.by_agent),
         tools=_greatest({name: each.calls for name, each in daily.total.tools.items()}),
-        models=_models(usage or ()),
+        costs=costs,
+        feedback=_greatest(daily.feedback),
     )
 
 
@@ -123,29 +128,41 @@ def _greatest(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 async def _usage(
     call: PageCall, view: ListState, since: date, until: date
-) -> tuple[list[UsageRow] | None, str]:
-    """Returns the usage by day and model, or None and the reason."""
+) -> tuple[list[UsageRow] | None, str, dict[str, list[tuple[str, float]]]]:
+    """Returns the usage by day and model, or None and the reason, and the greatest costs."""
     owner = None
     if conditions := view.conditions:
         of_owner = conditions[0].get(keys.OWNER_ID)
         owner = of_owner.get("$eq") if isinstance(of_owner, dict) else None
         if owner is None or len(conditions) > 1 or len(conditions[0]) > 1:
-            return None, (
+            reason = (
                 "The usage ledger can only be filtered by owner. Remove the filter, or use "
                 "owner_id=…, to see tokens and cost by day."
             )
-    question = call.catalog.usage(owner_id=owner, since=since, until=until)
+            return None, reason, {}
+
+    async def read() -> tuple[list[UsageRow], dict[str, list[tuple[str, float]]]]:
+        rows, costs = list[UsageRow](), {}
+        for heading, field in {"owner": keys.OWNER_ID, "agent": "agent", "model": "model"}.items():
+            by = ("day", "model") if field == "model" else (field,)
+            rows = await call.catalog.usage(owner_id=owner, since=since, until=until, by=by)
+            costs[heading] = _greatest_costs(rows, field)
+        return rows, costs
+
     try:
-        return await asyncio.wait_for(question, _TOTAL_SECONDS), ""
+        rows, costs = await asyncio.wait_for(read(), _TOTAL_SECONDS)
     except asyncio.TimeoutError:
-        return None, "Adding up the usage ledger took too long."
+        return None, "Adding up the usage ledger took too long.", {}
+    return rows, "", costs
 
 
-def _models(usage: Iterable[UsageRow]) -> list[tuple[str, int]]:
-    tokens: Counter[str] = Counter()
+def _greatest_costs(usage: Iterable[UsageRow], field: str) -> list[tuple[str, float]]:
+    costs: defaultdict[str, float] = defaultdict(float)
     for each in usage:
-        tokens[each.model or "(unknown)"] += each.total_tokens
-    return _greatest(tokens)
+        if each.cost:
+            value = getattr(each, field)
+            costs["(unknown)" if value is None else shown(value, 500)] += float(each.cost)
+    return nlargest(_MOST_EXPENSIVE, costs.items(), key=lambda each: each[1])
 
 
 def _unpriced(usage: Iterable[UsageRow]) -> list[str]:

@@ -65,7 +65,7 @@ let source = null;
 let timer = 0;
 
 const isEdited = (root) => [...root.querySelectorAll("input:not([type=hidden]), textarea")]
-  .some((field) => field.value !== field.defaultValue);
+  .some((field) => field.value !== field.defaultValue || field.checked !== field.defaultChecked);
 
 async function refresh() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
@@ -144,9 +144,42 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     if (search()) search().focus();
     else location.href = `${document.querySelector(".brand").href}#search`;
+  } else if (event.key === "x") {
+    const row = document.activeElement.closest("tr");
+    const box = row && row.querySelector(".pick input");
+    if (box) box.click();
   } else if (event.key === "j" || event.key === "k") move(event.key === "j" ? 1 : -1);
   else if (event.key === "?") help.showModal();
 });
+
+// ---- forms ----
+
+// A second click on a button sends nothing, so it decides nothing. Exports leave the page as it is.
+document.addEventListener("submit", (event) => {
+  const { form, submitter } = { form: event.target, submitter: event.submitter };
+  if (form.method !== "post" || (submitter && submitter.formAction.endsWith("/export"))) return;
+  if (form.dataset.sent) event.preventDefault();
+  form.dataset.sent = "yes";
+});
+window.addEventListener("pageshow", () => {
+  for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
+});
+
+document.addEventListener("change", () => {
+  const count = document.querySelector(".bulk .count");
+  if (count) count.textContent = `${document.querySelectorAll(".pick input:checked").length} selected`;
+});
+
+// A suggestion replaces the whole text, so each begins with the words before the last one.
+const filter = document.getElementById("filter");
+const suggestions = document.getElementById("suggestions");
+if (filter && suggestions) {
+  const words = [...suggestions.options].map((each) => each.value);
+  filter.addEventListener("input", () => {
+    const before = filter.value.slice(0, filter.value.lastIndexOf(" ") + 1);
+    [...suggestions.options].forEach((each, at) => { each.value = before + words[at]; });
+  });
+}
 
 // ---- the page as it was loaded ----
 
