@@ -515,7 +515,25 @@ async def test_plain_answers(catalog, shared_database):
 
         assert await text(session="gt-alpha-Toast", key="role") == {"role": "polecat"}
         assert await text(session="nobody", key="role") == {"role": None}
-        assert (await text(session="gt-alpha-Toast"))["exists"] is True
+        stored = await catalog.get_metadata("gt-alpha-Toast")
+        assert stored["role"] == "polecat"
+        assert await text(session="gt-alpha-Toast") == stored
+        assert await text(session="nobody") == {}
+        await catalog.set_metadata("gt-alpha-Toast", {"name": "Toast", "long": "x" * 30_000})
+        assert "next_offset" not in (await text(session="gt-alpha-Toast"))["left_out"]
+        given = {"metadata": {"name": "Toast"}}
+        listed = await tools.client.call_tool("find_sessions", given)
+        [entry] = json.loads(listed.content[0].text)["sessions"]
+        assert (entry["id"], entry["name"]) == ("gt-alpha-Toast", "Toast")
+
+
+async def test_create_lets_set_metadata_create_sessions(catalog, shared_database):
+    arguments = {"session": "new", "key": "role", "value": "witness"}
+    async with connected(shared_database.url, "--allow-write") as tools:
+        assert (await tools.client.call_tool("set_metadata", arguments)).is_error
+    async with connected(shared_database.url, "--allow-write", "--create") as tools:
+        assert not (await tools.client.call_tool("set_metadata", arguments)).is_error
+    assert await catalog.get_metadata("new") == {"role": "witness"}
 
 
 @pytest.mark.parametrize("session", [None, "chat"])

@@ -24,7 +24,8 @@ _HOST = "127.0.0.1"
 @flag("--allow-write", help="Add the tools that change metadata.")
 @click.option("--tool-prefix", default="", show_default=False, help="Prefix for the tool names.")
 @click.option("--session", help="Restrict the server to this session, the default of all tools.")
-@flag("--plain", help="Answer a query for one key with {KEY: VALUE} and nothing else.")
+@flag("--plain", help="Answer get_metadata with {KEY: VALUE} and nothing else; see the docs.")
+@flag("--create", help="Let set_metadata create sessions without create=true.")
 @database_options(limits=True, serves=True)
 async def serve_mcp(database: Database, **settings: Any) -> None:
     """Run an MCP server on stdin and stdout, for agents.

@@ -64,6 +64,8 @@ class ListedSession(TypedDict):
     """A session in a list."""
 
     session: str
+    id: NotRequired[str]
+    name: NotRequired[str]
     created_at: str
     updated_at: str
     metadata: JSONObject

@@ -51,6 +51,7 @@ def make_server(
     tool_prefix: str = "",
     session: str | None = None,
     plain: bool = False,
+    create: bool = False,
 ) -> MetadataServer:
     """Create an MCP server for a catalog. Its tools are restricted to the catalog's scope.
 
@@ -66,8 +67,11 @@ def make_server(
         session: The id of a session to which the tools are restricted. It does not have to exist.
             The argument `session` of every tool becomes optional and defaults to it, and any other
             id is an error.
-        plain: Whether `get_metadata` with a key answers `{"role": "reviewer"}` and nothing else, if
-            the value fits. The tool then has no output schema.
+        plain: Whether `get_metadata` answers the metadata, or `{"role": "reviewer"}` for one key,
+            and nothing else, if it fits and is not corrupt. The tool then has no output schema.
+            Sessions in lists have `id`, and `name` if that key is set.
+        create: Whether `set_metadata` creates a session that does not exist, without
+            `create=true`.
 
     Returns:
         The server; `await server.run_stdio_async()` runs it.
@@ -86,7 +90,7 @@ def make_server(
         )
     allow_write = allow_write and not catalog.read_only
     offered = [each for each in TOOLS if allow_write or each.effect == "read"]
-    return MetadataServer(ServedCatalog(catalog, tool_prefix, session, plain), offered)
+    return MetadataServer(ServedCatalog(catalog, tool_prefix, session, plain, create), offered)
 
 
 class MetadataServer(Server[Any]):

@@ -8,7 +8,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from agents_session_metadata import PendingCall, RunInfo, RunStatus, SessionCatalog, SessionRuns
+from agents_session_metadata import (
+    PendingCall,
+    RunInfo,
+    RunStatus,
+    SessionCatalog,
+    SessionRuns,
+    check_filter,
+)
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
 from agents_session_metadata.keys import AGENT, normalize_agent
 from agents_session_metadata.types import ItemInfo, JSONObject, SearchHit, SearchPage, SessionInfo
@@ -45,13 +52,15 @@ class ServedCatalog:
     """The part of a catalog that the tools of one server see.
 
     The names of the tools begin with `prefix`. `session` is the only session that they see; None if
-    they see all sessions. If `plain`, the value of one key is answered by itself.
+    they see all sessions. If `plain`, metadata is answered by itself. If `create`, `set_metadata`
+    creates sessions.
     """
 
     catalog: SessionCatalog
     prefix: str = ""
     session: str | None = None
     plain: bool = False
+    create: bool = False
 
     @property
     def reader(self) -> str:
@@ -87,8 +96,8 @@ class ServedCatalog:
     def restrict(self, where: JSONObject | None) -> JSONObject | None:
         if self.session is None:
             return where
-        own = {"$session_id": self.session}
-        return {"$and": [own, where or {}]}
+        check_filter(where)  # Errors name positions in `where`.
+        return {"$and": [{"$session_id": self.session}, where or {}]}
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,9 @@ async def get_metadata(
     answer: JSONObject = {"note": NOTE, "session": session, "exists": info is not None}
     answer |= _corrupt(corrupt)
     if key is None:
-        return answer | keys_from(stored, room(answer), view.reader, offset=offset)
+        found = keys_from(stored, room(answer), view.reader, offset=offset)
+        is_whole = {*found} == {"metadata"} and not (offset or corrupt)
+        return found["metadata"] if view.plain and is_whole else answer | found
     answer |= {"key": key, "stored": key in stored or bool(corrupt)}
     if corrupt:
         return answer
@@ -302,6 +313,7 @@ async def set_metadata(
         if not isinstance(value, str):
             raise ValueError("value must be a string of JSON text if value_is_json is true")
         value = parse_json(value, "value: ")
+    create = create or view.create
     try:
         await view.catalog.set_metadata(session, {key: value}, must_exist=not create)
     except SessionNotFoundError as error:
@@ -356,6 +368,9 @@ def _listed(
         "updated_at": info.updated_at,
         **_corrupt(corrupt),
     }
+    if view.plain:
+        name = info.metadata.get("name")
+        record |= {"id": info.session_id} | ({"name": name} if isinstance(name, str) else {})
     left = whole - size(record) - _HINTS_CHARACTERS
     return record | keys_from(info.metadata, left, view.reader, longest=LISTED_VALUE_CHARACTERS)
 
