@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import signal
+import sys
 from decimal import Decimal
 
 import pytest
@@ -677,7 +681,9 @@ async def test_cleanup(cli, filled):
     assert (await cli("cleanup", "--days", "999999", "--yes")).stdout == "0\n"
     await filled.create_session("new")
     result = await cli("cleanup", "--hours", "24", "--meta", "owner_id=u1", "--dry-run", "--json")
-    assert document(result) == {"deleted": 2, "dry_run": True}
+    assert document(result) == {"deleted": 2, "dry_run": True, "oldest": ["a", "b"]}
+    result = await cli("cleanup", "--hours", "24", "--dry-run")
+    assert (result.stdout, result.stderr) == ("3\n", "the oldest: a, b, c\n")
     assert await filled.count_sessions() == 4
     assert (await cli("cleanup", "--hours", "24", "--meta", "owner_id=u1", "--yes")).stdout == "2\n"
     assert document(await cli("cleanup", "--days", "1", "--yes", "--json")) == {
@@ -900,3 +906,140 @@ async def test_the_list_shows_the_status_of_the_run_and_filters_by_it(cli, catal
     listed = document(await cli("list", "--status", "failed", "--json"))
     assert [each["session_id"] for each in listed["sessions"]] == ["failed"]
     assert "billing" in (await cli("last")).stdout
+
+
+# ---- many sessions at once ----
+
+
+async def test_set_and_unset_change_every_session_that_matches(cli, filled):
+    where = ("--where", '{"owner_id": "u1"}')
+    result = await cli("set", *where, "archived=true", "--meta", "n=1", "--dry-run")
+    assert result.stderr == "would change 2 sessions\n"
+    assert await filled.count_sessions({"archived": True}) == 0
+    result = await cli("set", *where, "archived=true", "--meta", "n=1")
+    assert result.stderr == "changed 2 sessions\n"
+    assert await filled.count_sessions({"archived": True, "n": 1, "owner_id": "u1"}) == 2
+    # The change can be to what the filter asks for.
+    await cli("set", "--where", '{"archived": true}', "archived=false")
+    assert await filled.count_sessions({"archived": False}) == 2
+    assert document(await cli("unset", *where, "n", "title", "--dry-run", "--json")) == {
+        "matched": 2,
+        "changed": 0,
+        "dry_run": True,
+    }
+    assert (await cli("unset", "--where", "{}", "archived", "n")).stderr == "changed 2 sessions\n"
+    assert await filled.count_sessions({"n": {"$exists": True}}) == 0
+    none = await cli("set", "--where", '{"owner_id": "nobody"}', "a=1")
+    assert "no session matches" in none.stderr
+    for wrong in (
+        *(["set", "a=1"], ["set", *where], ["set", *where, "a=1", "--create"], ["unset", *where]),
+        *(["set", "a", "b=1", "--dry-run"], ["unset", "a", "title", "--dry-run"]),
+    ):
+        await cli(*wrong, code=2)
+
+
+async def test_times_of_filters_can_be_relative(cli, filled):
+    await filled.create_session("new")
+    for where in (
+        '{"$updated_at": {"$gte": "7d"}}',
+        '{"$not": {"$created_at": {"$lt": "yesterday"}}}',
+        '{"$and": [{"$updated_at": {"$gte": "12h"}}]}',
+    ):
+        assert (await cli("count", "--where", where)).stdout == "1\n"
+    assert (await cli("count", "--since", "yesterday")).stdout == "1\n"
+    assert (await cli("count", "--since", "2020-01-02")).stdout == "3\n"
+    # A value of metadata stays text.
+    await filled.set_metadata("a", {"every": "7d"})
+    assert (await cli("count", "--where", '{"every": "7d"}')).stdout == "1\n"
+    await cli("count", "--since", "soon", code=2)
+
+
+async def test_a_cursor_of_a_relative_time_is_valid_on_the_next_page(cli, filled):
+    where = ("--where", '{"$updated_at": {"$lt": "12h"}}', "--limit", "2", "--owner", "u1")
+    first = document(await cli("list", *where[:-3], "2", "--json"))
+    more = await cli("list", *where[:-2], "--cursor", first["next_cursor"], "--json")
+    assert len(document(more)["sessions"]) == 1
+
+
+async def test_errors_of_filters_name_positions_that_were_typed(cli, filled):
+    for command in (["list"], ["export"], ["runs"], ["search", "x"]):
+        result = await cli(
+            *command, "--owner", "u1", "--where", '{"a": {"$x": 1}}', "--since", "7d", code=2
+        )
+        assert "invalid filter at $.a.$x:" in said(result.stderr)
+
+
+async def test_a_misspelled_session_id_is_answered_with_a_similar_one(cli, catalog):
+    await catalog.create_session("bigjson")
+    for line in ("show bigjsn", "get bigjsn a", "set bigjsn a=1", "phase bigjsn", "history bigjsn"):
+        result = await cli(*line.split(), code=1)
+        assert "there is no session bigjsn" in said(result.stderr)
+        assert "did you mean bigjson?" in said(result.stderr)
+    assert "mean" not in (await cli("show", "zzz", code=1)).stderr
+    scoped = await cli("show", "bigjsn", "--scope", "owner_id=u1", code=1)
+    assert "mean" not in scoped.stderr
+
+
+async def test_last_prints_lines(cli, catalog):
+    for number, agent in enumerate(("a", "b")):
+        await catalog.create_session(f"s{number}", metadata={"agent": agent})
+    lines = [json.loads(line) for line in (await cli("last", "--jsonl")).stdout.splitlines()]
+    assert {line["session_id"] for line in lines} == {"s0", "s1"}
+    [line] = (await cli("last", "--agent", "@a", "--jsonl")).stdout.splitlines()
+    assert json.loads(line)["session_id"] == "s0"
+    for blank in ("", "@", " @ "):
+        result = await cli("last", "--agent", blank, code=2)
+        assert "--agent must be the name of an agent" in said(result.stderr)
+
+
+async def test_statistics(cli, catalog):
+    metadata = {"status": "completed", "duration_ms": 1500, "cost": 0.25, "total_tokens": 1290}
+    metadata |= {"runs": 2, "tool_calls": [["git", 3, 4500]], "owner_id": "u1"}
+    await catalog.create_session("a", metadata=metadata)
+    printed = (await cli("statistics", "--owner", "u1")).stdout
+    for name, value in (
+        *(("sessions", "1"), ("total_tokens", "1,290"), ("cost", "0.25"), ("duration", "1.500 s")),
+        *(("completed", "1"), ("tool git", "3 calls, 4.500 s")),
+    ):
+        assert re.search(rf"^{name} +{re.escape(value)} *$", printed, re.MULTILINE), name
+    found = document(await cli("statistics", "--json"))
+    assert (found["sessions"], found["duration"], found["cost"]) == (1, 1.5, 0.25)
+    assert found["tools"] == {"git": {"calls": 3, "duration": 4.5}}
+    assert "no session matches" in (await cli("statistics", "--owner", "nobody")).stderr
+
+
+@pytest.mark.parametrize("form", [[], ["--jsonl"]])
+async def test_watch_prints_changes_until_it_is_interrupted(catalog, shared_database, form):
+    await catalog.create_session("old")
+    command = [sys.executable, "-m", "agents_session_metadata.cli", "watch", "--initial", *form]
+    process = await asyncio.create_subprocess_exec(
+        *(*command, "--interval", "0.1", "--meta", "owner_id=u1"),
+        env={**os.environ, "AGENT_SESSIONS_URL": shared_database.url},
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+    async def line():
+        return (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+
+    await catalog.create_session("new", metadata={"owner_id": "u1", "title": "Lisbon"})
+    seen = [await line()]
+    await catalog.set_metadata("new", {"title": "Porto"})
+    seen.append(await line())
+    await catalog.delete_session("new")
+    seen.append(await line())
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 60) == 130
+    kinds = ("added", "changed", "removed")
+    if form:
+        records = [json.loads(each) for each in seen]
+        assert tuple(each["kind"] for each in records) == kinds
+        assert {each["session_id"] for each in records} == {"new"}
+    else:
+        for kind, title in (("added", "Lisbon"), ("changed", "Porto"), ("removed", "Porto")):
+            assert re.fullmatch(rf"\S+ \S+  {kind:7}  new  {title}\n", seen.pop(0))
+
+
+async def test_the_fields_of_usage_are_the_same_in_help_and_errors(cli, catalog):
+    listed = "day, agent, model, owner_id, session_id, item_id"
+    assert listed in said((await cli("usage", "--help")).stdout)
+    assert listed in said((await cli("usage", "--by", "week", code=2)).stderr)

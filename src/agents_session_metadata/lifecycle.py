@@ -14,7 +14,7 @@ from agents_session_metadata import keys
 
 from .catalog import SessionCatalog
 from .errors import InvalidMetadataError, InvalidPhaseError, SessionNotFoundError
-from .query.filters import Where
+from .query.filters import Where, check_filter
 from .scope import ScopedStore
 from .text import parse_time, quoted
 from .types import JSONValue, Metadata, SessionInfo
@@ -381,6 +381,7 @@ async def resumable_sessions(
         InvalidFilterError: If the filter is invalid.
         TablesMissingError: If tables are missing and `create_tables` is off.
     """
+    check_filter(where)  # Errors name positions in `where`.
     policy, now = policy or ResumePolicy(), datetime.now(timezone.utc)
     in_phases: dict[str, Any] = {keys.PHASE: {"$in": sorted(policy.phases)}}
     found = [

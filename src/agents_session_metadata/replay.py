@@ -35,7 +35,7 @@ from .errors import SessionNotFoundError
 from .history.pairs import OUTPUT_OF
 from .history.rewind import check_not_encrypted
 from .keys import RUN
-from .query.filters import Where
+from .query.filters import Where, check_filter
 from .query.pages import check_limit
 from .text import content_texts, escaped, quoted, texts_of
 from .types import FeedbackKind, JSONObject, SessionInfo
@@ -603,6 +603,7 @@ async def selected_sessions(
     if updated_since is not None:
         if updated_since.tzinfo is None:
             raise ValueError(f"updated_since must be an aware datetime, got {updated_since}")
+        check_filter(where)  # Errors name positions in `where`.
         since = {"$updated_at": {"$gte": updated_since}}
         where = since if where is None else {"$and": [where, since]}
     corrupt: list[Exception] = []

@@ -79,13 +79,15 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def ascii_json(document: Any, indent: int | None = None) -> str:
-    """Returns JSON that every encoding can express. Data classes become objects."""
+    """Returns JSON that every encoding can express. Durations are in seconds."""
     return json.dumps(document, indent=indent, default=_plain)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, date):
         return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     return float(value) if isinstance(value, Decimal) else vars(value)
 
 

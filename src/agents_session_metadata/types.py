@@ -412,6 +412,10 @@ class SearchPage:
         return len(self.hits)
 
 
+USAGE_FIELDS = ("day", "agent", "model", "owner_id", "session_id", "item_id")
+"""The fields that `SessionCatalog.usage(by=…)` can group by."""
+
+
 @dataclass(frozen=True)
 class UsageRow:
     """Usage of runs, added up from the usage ledger.

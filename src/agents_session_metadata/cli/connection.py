@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,7 +20,7 @@ from agents_session_metadata.keys import AGENT, normalize_agent
 
 from .app import DatabaseOption
 from .options import PAIRS, Whole, flag, parse_pairs, parse_value, usage
-from .output import NothingFoundError, no_session, show, write_json
+from .output import NothingFoundError, no_session, show, shown, write_json
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -38,15 +38,13 @@ _url = _option(
     "--url",
     envvar="AGENT_SESSIONS_URL",
     show_envvar=True,
-    help="Database URL, such as sqlite:///chat.db. Other users can see it in the process list: "
-    "put a URL with a password into AGENT_SESSIONS_URL.",
+    help="Database URL, such as sqlite:///chat.db; with a password, set the variable instead.",
 )
 _scope = _option(
     "--scope",
     multiple=True,
     metavar=PAIRS,
-    help="Restrict the command to sessions with this value; repeatable. VALUE is parsed as JSON: "
-    "123 means the number; for the string, write '\"123\"' with its quotes.",
+    help="Restrict the command to sessions with this value; repeatable.",
 )
 _limits = (
     _option("--max-keys", type=Whole(1), help="Maximum number of metadata keys per session."),
@@ -59,7 +57,7 @@ _tables = (
     _option("--messages-table", default="agent_messages", help="Name of the SDK's messages table."),
     _option(
         "--metadata-table",
-        help="Name of the metadata table. Default: the sessions table's name and _metadata.",
+        help="Name of the metadata table.  [default: SESSIONS_TABLE_metadata]",
     ),
 )
 _timeout = partial(
@@ -240,15 +238,32 @@ async def _completed(function: Command, database: Database, params: dict[str, An
         await function(database, **params)
     except click.exceptions.Exit:
         raise
-    except NothingFoundError as error:
-        await show(error.document, message=str(error), code=1)
-    except errors.SessionNotFoundError as error:
-        await show(message=no_session(error.session_id), code=1)
+    except (NothingFoundError, errors.SessionNotFoundError) as error:
+        message, missing = str(error), getattr(error, "session_id", None)
+        if isinstance(error, errors.SessionNotFoundError):
+            message = no_session(error.session_id)
+        if missing is not None:
+            message += await _suggestion(database, missing)
+        await show(getattr(error, "document", ...), message=message, code=1)
     except Exception as error:
         failure = error if isinstance(error, click.ClickException) else _failure(error, database)
         if failure is None:
             raise
         raise _report(failure, database) from None
+
+
+async def _suggestion(database: Database, session_id: str) -> str:
+    """Returns a question about the most similar id among those of the newest sessions."""
+    from difflib import get_close_matches
+
+    ids: list[str] = []
+    with suppress(errors.SessionMetadataError):
+        async with database.open() as catalog:
+            page = await catalog.list_sessions(limit=1000, keys=[])
+            ids = [info.session_id for info in page]
+    return "".join(
+        f"; did you mean {shown(each)}?" for each in get_close_matches(session_id, ids, 1)
+    )
 
 
 async def _resolve(database: Database, by: str, params: dict[str, Any]) -> None:

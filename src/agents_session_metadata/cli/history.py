@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -184,12 +183,6 @@ def _lines(item: Any) -> Iterator[str]:
     shell_complete=options.completing("positive", "negative"),
     help="Only sessions with this vote: positive or negative.",
 )
-@click.option(
-    "--since",
-    metavar="TIME",
-    type=options.moment,
-    help="Only sessions active since: 7d, 12h, yesterday, a time.",
-)
 @click.option("--junit", metavar="FILE", help="Write the results to this file, as JUnit XML.")
 @database_options(by=True)
 async def replay(
@@ -198,7 +191,6 @@ async def replay(
     agent: str,
     where: Any,
     feedback: Any,
-    since: datetime | None,
     junit: str | None,
     **asked: Any,
 ) -> None:
@@ -210,7 +202,7 @@ async def replay(
     """
     from agents_session_metadata.replay import Replay
 
-    agent_of, is_suite = _imported(agent), (where, feedback, since) != (None, None, None)
+    agent_of, is_suite = _imported(agent), (where, feedback) != (None, None)
     if is_suite == (session is not None) or (junit and session is not None):
         usage("pass SESSION, or options that select sessions; --junit is for the latter")
     async with database.open() as catalog:
@@ -219,8 +211,8 @@ async def replay(
             own = await agent_of(await catalog.get_session(session))
             await _show_differences(await one.run(own, **asked))
             return
-        asked |= {"feedback": feedback, "updated_since": since}
-        results = await _write_results(Replay.each(catalog, where, agent_of, **asked))
+        found = Replay.each(catalog, where, agent_of, feedback=feedback, **asked)
+        results = await _write_results(found)
     if junit is not None:
         _write_junit(junit, agent, results)
     if not results:

@@ -16,15 +16,15 @@ from agents_session_metadata.errors import (
     InvalidPhaseError,
     SessionNotFoundError,
 )
-from agents_session_metadata.keys import AGENT, PHASE, normalize_agent
-from agents_session_metadata.text import ascii_json, escaped, quoted
+from agents_session_metadata.keys import AGENT, PHASE
+from agents_session_metadata.text import ascii_json, escaped
 from agents_session_metadata.values import id_problem
 
 from . import options, output
 from .app import cli
 from .connection import Database, database_options
 from .options import Whole, flag, usage
-from .output import NothingFoundError, show, shown
+from .output import NoSessionError, NothingFoundError, show, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata.catalog import SessionCatalog
@@ -65,8 +65,7 @@ async def start(
     """Start work in a session and print the session id."""
     import uuid
 
-    if not normalize_agent(agent):
-        usage(f"--agent must be the name of an agent, got {quoted(agent)}")
+    options.agent_name(agent, "--agent")
     name = str(uuid.uuid4()) if session is None else session
     more = options.parse_pairs(meta, "--meta")
     async with database.open() as catalog:
@@ -90,7 +89,7 @@ async def phase(
     async with database.open() as catalog:
         info = await catalog.get_session(session)
         if info is None:
-            raise NothingFoundError(output.no_session(session), None)
+            raise NoSessionError(session, None)
         lifecycle, metadata = _lifecycle(catalog, session, must_exist=True), info.metadata
         if phase is not None:
             metadata = await lifecycle.enter(phase, more, error)
@@ -256,7 +255,7 @@ async def finish(
             lifecycle = _lifecycle(catalog, session, must_exist=True)
             metadata = await lifecycle.finish(outcome, summary)
         except SessionNotFoundError:
-            raise NothingFoundError(output.no_session(session), None) from None
+            raise NoSessionError(session, None) from None
     await show({"session_id": session, "metadata": metadata})
 
 

@@ -6,12 +6,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from functools import partial, wraps
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 import click
 
+from agents_session_metadata.errors import InvalidFilterError
+from agents_session_metadata.keys import normalize_agent
 from agents_session_metadata.text import parse_time, quoted, refuse_constant, strict_json
 
 from .output import LONGEST_PAGE, Pages, blocking, say
@@ -56,20 +58,62 @@ def filters(function: Function) -> Function:
         "--meta", multiple=True, metavar=PAIRS, help="Only sessions with this value; repeatable."
     )
     @click.option("--owner", help="Only sessions with this owner_id.")
+    @click.option(
+        "--since",
+        metavar="TIME",
+        type=moment,
+        help="Only sessions active since: 7d, 12h, yesterday, a time.",
+    )
     @wraps(function)
     def command(
-        where: str | None, meta: Sequence[str], owner: str | None, active: bool = False, **more: Any
+        where: str | None,
+        meta: Sequence[str],
+        owner: str | None,
+        since: datetime | None,
+        active: bool = False,
+        **more: Any,
     ) -> Any:
-        if where is not None and "=" in where and not where.lstrip().startswith(("{", "[", '"')):
-            usage(f"--where takes a filter as JSON; for KEY=VALUE, pass --meta {where}")
         pairs = parse_pairs(meta, "--meta")
         found: list[Any] = [{key: {"$eq": value}} for key, value in pairs.items()]
         found += [{"status": "active"}] if active else []
-        found += [] if where is None else [parse_json(where, "--where")]
+        found += [] if where is None else [parse_where(where)]
         found += [] if owner is None else [{"owner_id": {"$eq": parse_value(owner, "--owner")}}]
+        found += [] if since is None else [{"$updated_at": {"$gte": since.isoformat()}}]
+        if found[1:]:
+            check_each(found)
         return function(where={"$and": found} if found[1:] else next(iter(found), None), **more)
 
     return command
+
+
+def check_each(filters: Sequence[Any]) -> None:
+    """Checks filters before they are joined, so that errors name the positions that were typed."""
+    from agents_session_metadata import check_filter
+
+    try:
+        for each in filters:
+            check_filter(each)
+    except InvalidFilterError as error:
+        usage(str(error))
+
+
+def parse_where(text: str) -> Any:
+    """Parses a filter. Under `$created_at` and `$updated_at`, `7d` and the like are times."""
+    if "=" in text and not text.lstrip().startswith(("{", "[", '"')):
+        usage(f"--where takes a filter as JSON; for KEY=VALUE, pass --meta {text}")
+    return _with_times(parse_json(text, "--where"), is_time=False)
+
+
+def _with_times(where: Any, *, is_time: bool) -> Any:
+    if isinstance(where, dict):
+        return {
+            key: _with_times(each, is_time=is_time or key in ("$created_at", "$updated_at"))
+            for key, each in where.items()
+        }
+    if isinstance(where, list):
+        return [_with_times(each, is_time=is_time) for each in where]
+    is_relative = is_time and isinstance(where, str) and _relative(where) is not None
+    return moment(where).isoformat() if is_relative else where
 
 
 active = flag("--active", help="Only sessions whose status is active.")
@@ -133,15 +177,29 @@ def duration(name: str, number: float, unit: str) -> timedelta:
 
 
 def moment(text: str) -> datetime:
-    """Parses `7d` and `12h` before now, `yesterday`, and ISO 8601. The default zone is UTC."""
-    now, before = datetime.now(timezone.utc), re.fullmatch(r"(\d{1,5})([dh])", text)
-    if before:
-        return now - timedelta(**{{"d": "days", "h": "hours"}[before[2]]: int(before[1])})
-    if text == "yesterday":
-        return now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
-    return parse_time(text) or usage(
-        f"{quoted(text)} is not 7d, 12h, yesterday or an ISO 8601 time"
-    )
+    """Parses `7d`, `12h`, `yesterday` and ISO 8601. The default zone is UTC."""
+    found = _relative(text) or parse_time(text)
+    return found or usage(f"{quoted(text)} is not 7d, 12h, yesterday or an ISO 8601 time")
+
+
+def _relative(text: str) -> datetime | None:
+    """Returns the beginning of a day or hour, so that the cursor of a filter stays valid."""
+    before = re.fullmatch(r"(\d{1,5})([dh])", "1d" if text == "yesterday" else text)
+    if before is None:
+        return None
+    hour = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+    if before[2] == "h":
+        return hour - timedelta(hours=int(before[1]))
+    return hour.replace(hour=0) - timedelta(days=int(before[1]))
+
+
+def day(text: str) -> date:
+    return moment(text).date()
+
+
+def agent_name(text: str, what: str) -> str:
+    name = normalize_agent(text)
+    return name or usage(f"{what} must be the name of an agent, got {quoted(text)}")
 
 
 def parse_json(text: str, what: str) -> Any:

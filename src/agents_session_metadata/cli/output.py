@@ -67,6 +67,14 @@ class NothingFoundError(Exception):
         self.document = document
 
 
+class NoSessionError(NothingFoundError):
+    """Ends a command for a session that does not exist. A similar id is suggested."""
+
+    def __init__(self, session_id: str, document: Any = ..., advice: str = "") -> None:
+        super().__init__(no_session(session_id) + advice, document)
+        self.session_id = session_id
+
+
 async def nothing_in(
     catalog: SessionCatalog, session: str, problem: str, document: Any = ...
 ) -> NothingFoundError:
@@ -75,9 +83,9 @@ async def nothing_in(
         exists = await catalog.get_session(session, keys=[]) is not None
     except TablesMissingError:  # A history exists without this package's tables.
         exists = True
-    return NothingFoundError(
-        f"session {shown(session)} {problem}" if exists else no_session(session), document
-    )
+    if not exists:
+        return NoSessionError(session, document)
+    return NothingFoundError(f"session {shown(session)} {problem}", document)
 
 
 def wants_json() -> bool:
@@ -180,6 +188,13 @@ def stream_error(error: OSError, name: str = STDOUT) -> Exception:
     if isinstance(error, BrokenPipeError):  # A reader that has seen enough closes the pipe.
         return click.exceptions.Exit(1)
     return click.ClickException(f"{name}: {error.strerror}")
+
+
+async def write_lines(records: Iterable[Any]) -> None:
+    """Prints one JSON document per line, at once."""
+    lines = Records(sys.stdout, as_list=False)
+    await lines.add(records)
+    await lines.close()
 
 
 @dataclass

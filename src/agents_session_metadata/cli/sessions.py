@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,9 +18,10 @@ from . import options, output
 from .app import cli
 from .connection import Database, database_options
 from .options import Whole, flag, usage
-from .output import NothingFoundError, Pages, Table, counted, show, shown
+from .output import NoSessionError, NothingFoundError, Pages, Table, counted, show, shown
 
 if TYPE_CHECKING:
+    from agents_session_metadata.catalog import SessionCatalog
     from agents_session_metadata.types import Metadata, SessionInfo, SessionPage
 
 _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
@@ -92,7 +95,7 @@ async def show_session(database: Database, session: str) -> None:
     async with database.open() as catalog:
         info = await catalog.get_session(session, count_items=True, on_corrupt=corrupt.append)
     if info is None:
-        raise NothingFoundError(output.no_session(session), None)
+        raise NoSessionError(session, None)
     await _show_details(info)
     output.report(corrupt)
 
@@ -112,7 +115,7 @@ async def get(database: Database, session: str, keys: Sequence[str]) -> None:
     stored = {} if info is None else info.metadata
     document = {key: stored.get(key) for key in keys} if keys else stored
     if info is None:
-        raise NothingFoundError(output.no_session(session), document)
+        raise NoSessionError(session, document)
     if not stored and not corrupt:
         what = f"value for {', '.join(keys)}" if keys else "metadata"
         raise NothingFoundError(f"session {shown(session)} has no {what}", document)
@@ -125,49 +128,117 @@ async def get(database: Database, session: str, keys: Sequence[str]) -> None:
     output.report(corrupt)
 
 
+_matching = click.option(
+    "--where", metavar="JSON", help="Change every session that matches, instead of SESSION."
+)
+_dry_run = flag("--dry-run", help="With --where: print the number of sessions, change nothing.")
+
+
 @cli.command("set", epilog="Example: agent-sessions set chat-1 title='My chat' tags='[\"work\"]'")
-@options.session
-@click.argument("pairs", metavar=f"{options.PAIRS}...", nargs=-1, help="Metadata to store.")
+@options.optional_session
+@click.argument("pairs", metavar=f"[{options.PAIRS}]...", nargs=-1, help="Metadata to store.")
 @options.meta
 @flag("--create", help="Create the session if it does not exist.")
+@_matching
+@_dry_run
 @database_options(by=True, limits=True)
 async def set_metadata(
-    database: Database, session: str, pairs: Sequence[str], meta: Sequence[str], create: bool
+    database: Database,
+    session: str | None,
+    pairs: Sequence[str],
+    meta: Sequence[str],
+    create: bool,
+    where: str | None,
+    dry_run: bool,
 ) -> None:
-    """Store metadata keys. Other keys do not change.
+    """Store metadata keys of a session, or with --where of every session that matches.
 
     A value is parsed as JSON (7, true, null). If it is not valid JSON, it is stored as a string.
     For the string 7, write '"7"'. If the session does not exist, pass --create.
     """
-    values = options.parse_pairs([*pairs, *meta], "set")
+    first = [] if where is None or session is None else [session]
+    values = options.parse_pairs([*first, *pairs, *meta], "set")
     if not values:
         usage("nothing to set; pass KEY=VALUE")
+    if where is not None or session is None or dry_run:
+        if create:
+            usage("--create requires SESSION")
+        await _change_each(
+            database,
+            where,
+            dry_run,
+            lambda catalog, each: catalog.set_metadata(each, values, must_exist=True),
+        )
+        return
     async with database.open() as catalog:
         try:
             await catalog.set_metadata(session, values, must_exist=not create)
         except SessionNotFoundError:
             advice = "" if create else "; pass --create to create it"
-            raise NothingFoundError(output.no_session(session) + advice) from None
+            raise NoSessionError(session, advice=advice) from None
         stored = await catalog.get_metadata(session) if output.wants_json() else None
     await show({"session_id": session, "metadata": stored})
 
 
 @cli.command(epilog="Example: agent-sessions unset chat-1 tags")
-@options.session
+@options.optional_session
 @click.argument("keys", metavar="[KEY]...", nargs=-1, help="The keys to remove.")
 @flag("--all", "every", help="Remove every key.")
+@_matching
+@_dry_run
 @database_options(by=True)
-async def unset(database: Database, session: str, keys: Sequence[str], every: bool) -> None:
-    """Remove metadata keys. The history does not change."""
+async def unset(
+    database: Database,
+    session: str | None,
+    keys: Sequence[str],
+    every: bool,
+    where: str | None,
+    dry_run: bool,
+) -> None:
+    """Remove metadata keys of a session, or with --where of every session that matches.
+
+    The history does not change.
+    """
+    if where is not None and session is not None:
+        keys = (session, *keys)
     if bool(keys) == every:
         usage("pass either the keys to remove or --all")
+    wanted = None if every else keys
+    if where is not None or session is None or dry_run:
+        await _change_each(
+            database, where, dry_run, lambda catalog, each: catalog.delete_metadata(each, wanted)
+        )
+        return
     async with database.open() as catalog:
-        removed = await catalog.delete_metadata(session, None if every else keys)
+        removed = await catalog.delete_metadata(session, wanted)
         if not removed:
             raise await output.nothing_in(catalog, session, "has none of these keys")
     await show(
         {"session_id": session, "removed": removed}, message=f"removed {counted(removed, 'key')}"
     )
+
+
+async def _change_each(
+    database: Database,
+    where: str | None,
+    dry_run: bool,
+    change: Callable[[SessionCatalog, str], Awaitable[int | None]],
+) -> None:
+    """Changes every session that matches; `change` returns 0 if there was nothing to change."""
+    if where is None:
+        usage("--dry-run requires --where" if dry_run else "pass SESSION, or --where")
+    condition, changed = options.parse_where(where), 0
+    async with database.open() as catalog:
+        found = [info.session_id async for info in catalog.iter_sessions(condition, keys=[])]
+        with output.progress("Changing", len(found)) as reach:
+            for number, each in enumerate([] if dry_run else found, 1):
+                with suppress(SessionNotFoundError):  # deleted in the meantime
+                    changed += await change(catalog, each) != 0
+                reach(number)
+    document = {"matched": len(found), "changed": changed, "dry_run": dry_run}
+    verb, number = ("would change", len(found)) if dry_run else ("changed", changed)
+    message = f"{verb} {counted(number, 'session')}" if found else output.no_match(condition)
+    await show(document, message=message)
 
 
 @cli.command(epilog='Example: agent-sessions count --where \'{"tags": {"$contains": "work"}}\'')
@@ -202,18 +273,19 @@ async def values(database: Database, key: str, where: Any, limit: int) -> None:
 @cli.command(epilog="Example: agent-sessions last --agent @ai-engineer")
 @click.option("--agent", help="The agent's name, with or without a leading @.")
 @options.filters
+@options.jsonl
 @database_options()
-async def last(database: Database, agent: str | None, where: Any) -> None:
+async def last(database: Database, agent: str | None, where: Any, as_lines: bool) -> None:
     """Show the most recently active session of each agent, or one that matches.
 
     With --agent or a filter, the command shows one session. Without them, it lists the last session
     of each agent.
     """
     if agent is None and where is None:
-        await _show_last_of_each(database)
+        await _show_last_of_each(database, as_lines)
         return
     if agent is not None:
-        where = {"$and": [{known.AGENT: known.normalize_agent(agent)}, where or {}]}
+        where = {"$and": [{known.AGENT: options.agent_name(agent, "--agent")}, where or {}]}
     async with database.open() as catalog:
         info = await catalog.last_session(where, count_items=True)
     if info is None:
@@ -221,20 +293,53 @@ async def last(database: Database, agent: str | None, where: Any) -> None:
             output.no_match(where) if agent is None else f"agent {shown(agent)} has no session"
         )
         raise NothingFoundError(message, None)
-    await _show_details(info)
+    await (output.write_lines([_record(info)]) if as_lines else _show_details(info))
 
 
-async def _show_last_of_each(database: Database) -> None:
+async def _show_last_of_each(database: Database, as_lines: bool) -> None:
     async with database.open() as catalog:
         found = await catalog.last_sessions(known.AGENT, limit=1000, count_items=True)
     if not found:
         raise NothingFoundError("no session has an agent", [])
+    records = [_record(info) for info in found]
+    if as_lines:
+        await output.write_lines(records)
+        return
     rows = []
     for info in found:
         agent, items = shown(info.metadata[known.AGENT]), output.number(info.item_count)
         rows.append((agent, info.session_id, ago(info.updated_at), items))
-    table = Table(("agent", "session", "active", "items"), rows)
-    await show([_record(info) for info in found], table=table)
+    await show(records, table=Table(("agent", "session", "active", "items"), rows))
+
+
+@cli.command(epilog="Example: agent-sessions watch --owner u1 --jsonl")
+@options.filters
+@click.option("--interval", type=float, default=2.0, help="Seconds between two looks.")
+@flag("--initial", help="Print the sessions that exist, too.")
+@options.jsonl
+@database_options(serves=True)
+async def watch(
+    database: Database, where: Any, interval: float, initial: bool, as_lines: bool
+) -> None:
+    """Print a line for each session that is added, changed or removed, until Ctrl-C.
+
+    Follows the 1,000 newest sessions that match. Changes between two looks are one line.
+    """
+    async with database.open() as catalog:
+        changes = catalog.watch(
+            where, limit=1000, interval=interval, initial=initial, on_corrupt=lambda _: None
+        )
+        async with aclosing(changes):
+            async for change in changes:
+                info = change.session
+                if as_lines:
+                    await output.write_lines([{"kind": change.kind, **_record(info)}])
+                    continue
+                title = shown(info.metadata.get(known.TITLE, ""))
+                time = f"{info.updated_at:%Y-%m-%d %H:%M:%S}"
+                line = f"{time}  {change.kind:7}  {shown(info.session_id)}  {title}".rstrip()
+                await output.blocking(output.write, line, name=output.STDOUT)
+                await output.blocking(sys.stdout.flush, name=output.STDOUT)
 
 
 def _record(info: SessionInfo) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -20,6 +21,9 @@ from .app import cli
 from .connection import Database, database_options
 from .options import confirm, flag, usage
 from .output import NothingFoundError, counted, show, shown
+
+if TYPE_CHECKING:
+    from agents_session_metadata.catalog import SessionCatalog
 
 _BATCH = 200
 _CHUNK = 1 << 16
@@ -56,7 +60,7 @@ async def delete(database: Database, sessions: Sequence[str], yes: bool) -> None
     help="Delete sessions inactive for this many days.",
 )
 @options.filters
-@flag("--dry-run", help="Print the number of sessions and delete nothing.")
+@flag("--dry-run", help="Print the number of sessions and the oldest ids, and delete nothing.")
 @options.yes
 @database_options()
 async def cleanup(
@@ -84,17 +88,32 @@ async def cleanup(
         )
     unit, number = ("days", days) if hours is None else ("hours", hours)
     age = None if number is None else options.duration(f"--{unit}", number, unit)
-    found = None
+    found, first = None, list[str]()
     async with database.open() as catalog:
         if dry_run or not yes or sys.stderr.isatty():
             found = await catalog.delete_sessions(where, inactive_for=age, dry_run=True)
+        if dry_run and found:
+            first = await _oldest(catalog, where, age)
         if not dry_run and found != 0:
             question = f"Delete {counted(found or 0, 'session')} with history and metadata?"
             await confirm(question, yes=yes)
             with output.progress("Deleting", found) as reach:
                 found = await catalog.delete_sessions(where, inactive_for=age, progress=reach)
     message = None if found or where is None else output.no_match(where)
-    await show({"deleted": found, "dry_run": dry_run}, str(found), message=message)
+    document: dict[str, Any] = {"deleted": found, "dry_run": dry_run}
+    if dry_run:
+        document["oldest"] = first
+        message = f"the oldest: {', '.join(map(shown, first))}" if first else message
+    await show(document, str(found), message=message)
+
+
+async def _oldest(catalog: SessionCatalog, where: Any, age: timedelta | None) -> list[str]:
+    """Returns ids; a session whose run works or waits can be among them, which stays."""
+    if age is not None:
+        before = {"$updated_at": {"$lte": datetime.now(timezone.utc) - age}}
+        where = {"$and": [where or {}, before]}
+    page = await catalog.list_sessions(where, limit=5, order_by="updated_at", keys=[])
+    return [info.session_id for info in page]
 
 
 @cli.command(epilog="Example: agent-sessions export --meta owner_id=u1 --output sessions.jsonl")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import date, datetime
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from agents_session_metadata.types import USAGE_FIELDS
 
 from . import options, output
 from .app import cli
@@ -14,9 +16,8 @@ from .connection import Database, database_options
 from .output import NothingFoundError, Table, show, shown
 
 if TYPE_CHECKING:
-    from agents_session_metadata.types import UsageRow
+    from agents_session_metadata.types import Statistics, UsageRow
 
-_DAY = click.DateTime(["%Y-%m-%d"])
 _NUMBERS = {
     "requests": "requests",
     "input_tokens": "input",
@@ -38,19 +39,19 @@ _NUMBERS = {
     "--by",
     "fields",
     multiple=True,
-    shell_complete=options.completing("day", "agent", "model", "owner_id", "session_id"),
-    help="day, agent, model, owner_id or session_id; repeatable. Default: day and model.",
+    shell_complete=options.completing(*USAGE_FIELDS),
+    help=f"{', '.join(USAGE_FIELDS)}; repeatable. Default: day and model.",
 )
-@click.option("--since", type=_DAY, help="The first day (UTC).")
-@click.option("--until", type=_DAY, help="The last day (UTC).")
+@click.option("--since", type=options.day, help="The first day (UTC), or 7d, yesterday.")
+@click.option("--until", type=options.day, help="The last day (UTC).")
 @database_options()
 async def usage(
     database: Database,
     owner: str | None,
     session: str | None,
     fields: Sequence[str],
-    since: datetime | None,
-    until: datetime | None,
+    since: date | None,
+    until: date | None,
 ) -> None:
     """Print the requests, tokens and cost of tracked runs, and the total."""
     fields = fields or ("day", "model")
@@ -60,8 +61,8 @@ async def usage(
             owner_id=owner_id,
             session_id=session,
             by=fields,
-            since=since and since.date(),
-            until=until and until.date(),
+            since=since,
+            until=until,
         )
         is_used = bool(rows or await catalog.usage(by=()))
     if not rows:
@@ -80,6 +81,32 @@ async def usage(
         table=Table((*fields, *_NUMBERS.values(), "cost"), cells),
         message=f"without a price, and not in the cost: {names}" if names else None,
     )
+
+
+@cli.command(epilog="Example: agent-sessions statistics --owner u1 --since 7d")
+@options.filters
+@database_options()
+async def statistics(database: Database, where: Any) -> None:
+    """Print totals of sessions: their status, runs, tokens, cost, durations, errors and tools."""
+    async with database.open() as catalog:
+        found = await catalog.statistics(where)
+    message = None if found.sessions else output.no_match(where)
+    await show(found, table=Table(("total", "value"), [*_totals(found)]), message=message)
+
+
+def _totals(found: Statistics) -> Iterator[tuple[str, str]]:
+    for name, value in vars(found).items():
+        if isinstance(value, timedelta):
+            yield name, f"{value.total_seconds():,.3f} s"
+        elif isinstance(value, int):
+            yield name, output.number(value)
+        elif not isinstance(value, dict):
+            yield name, "-" if value is None else f"{value:f}"
+    for status, count in (found.by_status | found.feedback).items():
+        yield shown(status), output.number(count)
+    for tool, each in found.tools.items():
+        took = f"{each.duration.total_seconds():,.3f} s"
+        yield f"tool {shown(tool)}", f"{output.counted(each.calls, 'call')}, {took}"
 
 
 def _sums(rows: Sequence[UsageRow]) -> list[str]:

@@ -43,7 +43,7 @@ from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
-from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue, UsageRow
+from agents_session_metadata.types import MAX_KEY_LENGTH, USAGE_FIELDS, JSONValue, UsageRow
 from agents_session_metadata.values import (
     SEARCH_KEY_BYTES,
     check_id_type,
@@ -60,8 +60,6 @@ USAGE = "usage"
 
 _DECIMALS = 12
 """Costs with up to so many decimals are stored as whole numbers of 64 bits, if they fit."""
-
-FIELDS = ("day", "agent", "model", "owner_id", "session_id", "item_id")
 
 _BILLION = 10**9
 _BATCH = 1000
@@ -244,8 +242,8 @@ def check_by(by: Any) -> tuple[str, ...]:
         raise TypeError(f"by must be a tuple of names, such as ('day', 'model'), got {quoted(by)}")
     fields = tuple(by)
     for name in fields:
-        if name not in FIELDS:
-            raise ValueError(f"by must name {', '.join(FIELDS)}, got {quoted(name)}")
+        if name not in USAGE_FIELDS:
+            raise ValueError(f"by must name {', '.join(USAGE_FIELDS)}, got {quoted(name)}")
     if len(set(fields)) < len(fields):
         raise ValueError(f"by must not name a field twice, got {', '.join(fields)}")
     return fields
