@@ -11,6 +11,7 @@ from conformance.oracle import matches
 from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
+from sqlalchemy import TextClause
 
 from agents_session_metadata.core.features import table_names
 from agents_session_metadata.core.tables import query_tables
@@ -56,7 +57,7 @@ def test_values_and_limits_do_not_change_a_statement():
     def pages(value: str, key: str, limit: int) -> list[object]:
         connection = MagicMock()
         connection.execute().all.return_value = []
-        connection.exec_driver_sql().scalar.return_value = None  # There is no index.
+        connection.execute().first.return_value = None  # There is no index.
         connection.reset_mock()
         reader = Reader(database, connection)
         where = parse_filter({"a": value, "$or": [{key: {"$gte": limit}}, {"b": value}]})
@@ -66,8 +67,10 @@ def test_values_and_limits_do_not_change_a_statement():
         reader.count_values(key, where, limit)
         connection.scalars(*reader.queries.ids(where, after=None, limit=limit))
         calls = [*connection.execute.call_args_list, *connection.scalars.call_args_list]
-        assert len(calls) == 5
-        return [call.args[0] for call in calls]
+        sent = [call.args[0] for call in calls]
+        pages = [each for each in sent if not isinstance(each, TextClause)]
+        assert len(pages) == 5
+        return pages
 
     first = pages("x", "c", 1)
     for others in (pages("y", "d", 2), pages("z", "e", 1_000)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.dialect
 
 # Nothing of the package's own contains these.
 MARK = "x9q"
+DAY = date(2026, 1, 1)
 NUMBER = 918273645
 YEAR = "2031"
 
@@ -83,6 +84,10 @@ async def scoped(catalog: SessionCatalog, text: str) -> int:
     return await catalog.scoped({text: text}).count_sessions()
 
 
+async def readable(catalog: SessionCatalog, where: Any) -> int:
+    return await catalog.readable(where).count_sessions()
+
+
 async def fork(catalog: SessionCatalog, text: str) -> None:
     await catalog.fork_session(text, f"{text[:200]} forked", metadata=value(text))
 
@@ -97,6 +102,8 @@ BY_FILTER: dict[str, Call] = {
     "statistics": lambda catalog, where: catalog.statistics(where),
     "export_sessions": lambda catalog, where: each(catalog.export_sessions(where)),
     "last_sessions": lambda catalog, where: catalog.last_sessions("number", where),
+    "daily_statistics": lambda catalog, where: catalog.daily_statistics(where, since=DAY),
+    "readable": readable,
     "delete_sessions": lambda catalog, where: catalog.delete_sessions(
         {"$and": [where, {"never": 1}]}, inactive_for=timedelta(seconds=1)
     ),
@@ -113,6 +120,12 @@ BY_TEXT: dict[str, Call] = {
     "count_values": lambda catalog, text: catalog.count_values(text),
     "fork_session": fork,
     "list_items": lambda catalog, text: catalog.list_items(text),
+    "add_items": lambda catalog, text: catalog.add_items(
+        text, [{**raw.message(text), "id": text}], key=text[:200], unique_ids=True
+    ),
+    "get_item": lambda catalog, text: catalog.get_item(text, text),
+    "delete_item": lambda catalog, text: catalog.delete_item(text, text),
+    "status_filter": lambda catalog, text: catalog.status_filter(text),
     "rewind_session": lambda catalog, text: catalog.rewind_session(text, turns=1),
     "import_sessions": lambda catalog, text: catalog.import_sessions([record(text)], "replace"),
     "delete_metadata": lambda catalog, text: catalog.delete_metadata(text, [text, "fraction"]),
@@ -122,8 +135,9 @@ BY_TEXT: dict[str, Call] = {
     "last_sessions": lambda catalog, text: catalog.last_sessions(text),
     "usage": lambda catalog, text: catalog.usage(owner_id=text, session_id=text, by=["agent"]),
 }
-# `watch` sends the statement of `list_sessions`.
-NO_STATEMENT = {"from_url", "engine", "session", "delete_usage", "storage", "watch"}
+# `watch` sends the statement of `list_sessions`, and `statuses` that of `status_filter`.
+NO_STATEMENT = {"from_url", "engine", "session", "delete_usage", "storage", "watch", "statuses"}
+NO_STATEMENT |= {"scope", "read_only"}
 # Search needs an index: test_search has random texts.
 WITH_INDEXES = {"create_index", "drop_index", "list_indexes", "refresh_index", "search"}
 
