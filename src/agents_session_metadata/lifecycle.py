@@ -117,7 +117,8 @@ class SessionLifecycle:
 
     Concurrent calls for the same session are serialized, and each is checked against the current
     phase. Times come from the clock of the process. In addition to the listed errors, each method
-    raises those of `edit_metadata`.
+    raises those of `edit_metadata`, and of the database, such as for a full disk. (A
+    `SessionTracker` logs them.)
 
     ```python
     lifecycle = SessionLifecycle(session)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import click
 
 from agents_session_metadata import keys as known
 from agents_session_metadata.errors import SessionNotFoundError
-from agents_session_metadata.text import ago
+from agents_session_metadata.text import ago, ascii_json
 
 from . import options, output
 from .app import cli
@@ -332,14 +331,12 @@ async def watch(
         async with aclosing(changes):
             async for change in changes:
                 info = change.session
-                if as_lines:
-                    await output.write_lines([{"kind": change.kind, **_record(info)}])
-                    continue
                 title = shown(info.metadata.get(known.TITLE, ""))
-                time = f"{info.updated_at:%Y-%m-%d %H:%M:%S}"
-                line = f"{time}  {change.kind:7}  {shown(info.session_id)}  {title}".rstrip()
-                await output.blocking(output.write, line, name=output.STDOUT)
-                await output.blocking(sys.stdout.flush, name=output.STDOUT)
+                words = (f"{change.kind:7}", shown(info.session_id), title)
+                line = f"{info.updated_at:%Y-%m-%d %H:%M:%S}  {'  '.join(words)}".rstrip()
+                if as_lines:
+                    line = ascii_json({"kind": change.kind, **_record(info)})
+                await output.blocking(click.echo, line, name=output.STDOUT)
 
 
 def _record(info: SessionInfo) -> dict[str, Any]:
