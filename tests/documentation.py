@@ -130,7 +130,9 @@ class Program:
                 node.lineno += block.line
                 node.end_lineno += block.line
         mode = "eval" if isinstance(code, ast.Expression) else "exec"
-        compiled = compile(code, block.page, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        # Without the features that this file imports from `__future__`.
+        compiled = compile(code, block.page, mode, flags, dont_inherit=True)
         result = eval(compiled, self.namespace)  # noqa: S307  # our own code
         return await result if inspect.iscoroutine(result) else result
 

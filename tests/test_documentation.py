@@ -44,7 +44,8 @@ by_name = pytest.mark.parametrize(
 @by_name
 async def test_the_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(ROOT / "examples" / "chat")  # The tutorial begins there.
+    for name in ("chat", "tutorial"):  # The programs of two pages begin there.
+        monkeypatch.syspath_prepend(ROOT / "examples" / name)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("AGENT_SESSIONS_URL", "")  # Pages that run commands export it.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

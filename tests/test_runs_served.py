@@ -188,7 +188,7 @@ async def test_messages_that_are_sent_too_early_wait_or_are_refused(streaming) -
 @pytest.fixture
 async def tutorial(shared_database, tmp_path) -> AsyncIterator[Served]:
     environment = {**ENVIRONMENT, "AGENT_SESSIONS_URL": shared_database.url}
-    place = ROOT / "examples" / "chat"
+    place = ROOT / "examples" / "tutorial"
     async with server_process(place, "app:app", environment, log=tmp_path / "log") as server:
         yield server
 

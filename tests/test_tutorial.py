@@ -21,7 +21,7 @@ import pytest
 from conversations.serving import served
 from documentation import DOCS, ROOT, blocks
 
-CHAT = ROOT / "examples" / "chat"
+CHAT = ROOT / "examples" / "tutorial"
 
 
 def definitions(source: str) -> dict[str, str]:
