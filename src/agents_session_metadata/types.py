@@ -196,7 +196,7 @@ class ItemPage:
 
 @dataclass(frozen=True)
 class ValueCount:
-    """How many sessions have a value.
+    """A value, and the number of sessions that have it.
 
     Attributes:
         value: A string, number, boolean or None. Equal numbers are one value; whole numbers are
@@ -301,7 +301,7 @@ class DayStatistics:
 
 @dataclass(frozen=True)
 class DailyStatistics:
-    """What `SessionCatalog.daily_statistics` returns.
+    """The result of `SessionCatalog.daily_statistics`.
 
     Attributes:
         days: The days on which sessions were created, oldest first.

@@ -50,7 +50,7 @@ class Index(ABC):
 
 
 class Feature(FeatureTables):
-    """What a feature does when sessions and histories change: by default, nothing.
+    """The part of a feature in changes of sessions and histories: by default, nothing.
 
     Methods that take a connection are called only if the tables of the feature exist, except `load`
     and `insert_items`.

@@ -1,4 +1,4 @@
-"""What version 0.2.0 created for the indexes of metadata keys. Nothing reads it anymore.
+"""Tables and triggers that 0.2.0 created for indexes of keys. Nothing reads them anymore.
 
 Seven triggers filled the table of entries, and on PostgreSQL each of them has a function.
 """

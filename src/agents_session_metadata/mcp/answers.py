@@ -162,7 +162,7 @@ class SetAnswer(TypedDict):
 
 
 class DeleteAnswer(TypedDict):
-    """How many keys `delete_metadata` deleted."""
+    """The number of keys that `delete_metadata` deleted."""
 
     session: str
     deleted: int

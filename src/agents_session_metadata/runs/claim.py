@@ -1,4 +1,4 @@
-"""How a process takes the run of a session, and the lease that it then holds.
+"""Takes the run of a session, and holds a lease on it.
 
 A run holds its session by a token in its row. Each write of the run checks the token in a statement
 of its transaction, so a process that has lost the lease cannot write. The lease also has a time.
@@ -324,7 +324,7 @@ def _runner_options() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs of a `SessionRuns` have in common. Times are in microseconds."""
+    """The settings of all runs of a `SessionRuns`. Times are in microseconds."""
 
     store: ScopedStore
     lease: int

@@ -1,4 +1,4 @@
-"""What the SDK's runner meets in a run: a session, models, tools and hooks that ask the record."""
+"""The session, models, tools and hooks of a run, which ask the record."""
 
 from __future__ import annotations
 

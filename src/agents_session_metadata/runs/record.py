@@ -219,7 +219,7 @@ class RunRecord:
 
     @property
     def will_replay(self) -> bool:
-        """Whether the next answer to the run itself is recorded."""
+        """True if the next answer to the run itself is recorded."""
         return self._asked[""] < len(self._answers.get("", ()))
 
     def answer(self, path: str) -> ModelResponse | None:

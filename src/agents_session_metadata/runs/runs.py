@@ -723,7 +723,7 @@ class StreamedRun:
 
     @property
     def repeated(self) -> bool:
-        """Whether the outcome is that of an earlier call."""
+        """True if the outcome is that of an earlier call."""
         return self._outcome.repeated
 
     async def __aenter__(self) -> StreamedRun:

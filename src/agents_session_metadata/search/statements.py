@@ -42,7 +42,7 @@ _ONE = literal_number(1)
 
 
 class Way(Enum):
-    """Which items are candidates.
+    """The items that are candidates.
 
     All in scope; of all items, the newest; those in the database's own index; and those that cannot
     be in it, because they have no row.

@@ -24,7 +24,7 @@ Window = Literal["day", "month"]
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left of a budget.
+    """The rest of a budget.
 
     Attributes:
         cost: The cost that is left; None if it is not limited.
