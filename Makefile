@@ -25,12 +25,15 @@ help:  ## show this help
 		printf '%-14s %s\n' "$$target" "$$text"; done
 
 demo: $(LIGHT)  ## run examples/quickstart.py
+	@echo 'Running examples/quickstart.py'
 	@$(BIN)/python examples/quickstart.py
 	@echo
 	@echo 'To list sessions with the command line:'
 	@printf '  %s\n' 'source $(BIN)/activate' \
 		$(if $(AGENT_SESSIONS_URL),'export AGENT_SESSIONS_URL=...  # the same URL','export AGENT_SESSIONS_URL=sqlite:///demo.db' 'make demo') \
 		'agent-sessions list'
+	@echo 'To see generated sessions in a browser:'
+	@printf '  %s\n' 'agent-sessions web --demo'
 
 test: $(SDK) $(CHATKIT)  ## run the tests; ARGS="-m quick" runs the fast ones, on SQLite
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS); code=$$?; \
@@ -71,10 +74,11 @@ clean:  ## delete the environment and all caches
 # The back end is installed first and used as it is: a build environment of its own would take
 # whatever version is newest on that day.
 $(LIGHT): pyproject.toml constraints.txt
-	@echo 'Setting up $(VENV)'
+	@echo 'Creating $(VENV)'
 	@$(PYTHON) -m venv $(VENV)
+	@echo 'Installing the package with its drivers, the command line and the browser pages (a minute or two)'
 	@$(PIP) install -c constraints.txt hatchling hatch-fancy-pypi-readme editables
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sqlite,postgresql,psycopg,mysql,cli]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sqlite,postgresql,psycopg,mysql,cli,web]'
 	@touch $@
 
 $(DEV): $(LIGHT)
@@ -160,6 +164,7 @@ DOCS := $(VENV)/.docs
 # Zensical's --strict does not count what mkdocstrings only logs, such as a docstring out of shape. Files
 # outside docs/ that pages link to are copied, and the links shortened by one level.
 docs: $(DOCS)  ## build the documentation in site/
+	@echo 'Building the documentation (a minute)'
 	@log=$$(NO_COLOR=1 $(BIN)/zensical build --clean --strict 2>&1) || { echo "$$log"; exit 1; }; \
 		! echo "$$log" | grep -E '^(griffe|mkdocstrings|mkdocs_autorefs):'
 	@cp -R examples CHANGELOG.md src site/

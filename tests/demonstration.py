@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PROGRAM = Path(__file__).parents[1] / "examples" / "browser"
+PROGRAM = ["-m", "agents_session_metadata.cli", "web", "--demo", "--by", "ana"]
 CHROMIUM = [
     "--no-sandbox",
     "--disable-gpu",
@@ -27,15 +27,15 @@ CHROMIUM = [
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """The address of the demonstration, which leaves nothing behind."""
-    command = [sys.executable, PROGRAM, "--port", "0"]
+    command = [sys.executable, *PROGRAM, "--port", "0"]
     environment = {**os.environ, "TMPDIR": str(folder)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         try:
-            assert server.stdout is not None
-            lines = iter(server.stdout.readline, "")
+            assert server.stderr is not None
+            lines = iter(server.stderr.readline, "")
             yield next(found[0] for line in lines if (found := re.search(r"http://[\w.:]+", line)))
         finally:
             server.send_signal(signal.SIGINT)
             code = server.wait(timeout=30)
-    assert code == 0
+    assert code == 130
     assert list(folder.iterdir()) == []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import re
 import socket
 import threading
+from collections import Counter
 from datetime import timedelta
 from html import unescape
 
@@ -15,7 +15,6 @@ import httpx2
 import pytest
 from commands import run
 from conformance.approving import Deployer, deploys
-from demonstration import PROGRAM
 from servers import Database
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -23,6 +22,7 @@ from starlette.routing import Mount
 from agents_session_metadata import SessionCatalog, SessionRuns
 from agents_session_metadata.cli import servers as command
 from agents_session_metadata.web import LOCAL_HOSTS, browser_app, call, list_page
+from agents_session_metadata.web.demo import fill
 
 HOST = "http://localhost:8000"
 STORED = {"run": "waiting", "agent": "deployer"}
@@ -328,21 +328,22 @@ def test_the_command_sends_small_packets_at_once() -> None:
         assert listener.proto == socket.IPPROTO_TCP
 
 
-async def test_the_demonstration_has_a_month_of_sessions(tmp_path, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(PROGRAM)
-    fill = importlib.import_module("sessions").fill
+async def test_the_demonstration_has_a_month_of_sessions(tmp_path) -> None:
     url = f"sqlite:///{tmp_path}/demo.db"
     async with SessionCatalog.from_url(url, create_tables=True) as catalog:
         written = await fill(catalog)
         found = (await catalog.list_sessions(limit=1000)).sessions
+        statuses = Counter((await catalog.statuses(found)).values())
         usage = await catalog.usage()
-        waiting = (await SessionRuns(catalog).list()).runs
+        runs = (await SessionRuns(catalog).list()).runs
+        assert (await catalog.statistics()).by_status == statuses
     assert len(found) == written
     assert found[0].updated_at - found[-1].updated_at > timedelta(days=25)
-    assert {each.metadata["status"] for each in found} == {"active", "completed", "failed"}
-    totals = sum(each.metadata["total_tokens"] for each in found)
+    assert {*statuses} == {"active", "completed", "failed", "waiting", "interrupted"}
+    assert statuses["waiting"] == 3
+    totals = sum(each.metadata.get("total_tokens", 0) for each in found)
     assert sum(row.total_tokens for row in usage) == totals
-    assert {run.status for run in waiting} == {"waiting", "interrupted"}
-    assert [run.started_at for run in waiting] == sorted(
-        (run.started_at for run in waiting), reverse=True
-    )
+    assert {run.status for run in runs} == {"waiting", "interrupted", "failed"}
+    assert len([each for each in found if "forked_from" in each.metadata]) == 3
+    times = [run.started_at for run in runs]
+    assert times == sorted(times, reverse=True)

@@ -86,7 +86,7 @@ async def test_a_browser_without_scripts(demo, browser) -> None:
     assert await page.input_value("#tags") == f"{tags}\none, two"
     await follow(page, "text=Delete…")
     await follow(page, "button:text('Delete')")
-    assert await page.inner_text(".total") == "183 sessions"
+    assert await page.inner_text(".total") == "187 sessions"
     # Rows can be selected.
     pick = page.locator(".pick input")
     await pick.nth(0).check()
@@ -102,7 +102,7 @@ async def test_a_browser_without_scripts(demo, browser) -> None:
     assert await first.locator(".delete").evaluate(opacity) == "1"
     await follow(page, first.locator(".delete"))
     await follow(page, "button:text('Delete')")
-    assert await page.inner_text(".total") == "182 sessions"
+    assert await page.inner_text(".total") == "186 sessions"
 
 
 async def test_approving_and_rejecting(demo, browser) -> None:
@@ -110,7 +110,7 @@ async def test_approving_and_rejecting(demo, browser) -> None:
     await page.goto(demo)
     await follow(page, "nav >> text=Runs")
     runs = page.locator("article.run")
-    assert await runs.count() == 4
+    assert await runs.count() == 5
     await follow(page, "button[aria-label='Approve refund']")
     assert "Approved by ana" in await page.inner_text(".run:target")
     assert "decided" in await page.inner_text(".run:target")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +15,8 @@ from .options import Whole, flag, usage
 
 if TYPE_CHECKING:
     import socket
+
+    from agents_session_metadata import SessionCatalog
 
 
 _HOST = "127.0.0.1"
@@ -56,6 +58,7 @@ async def serve_mcp(database: Database, **settings: Any) -> None:
 
 @cli.command("web", epilog="Example: agent-sessions web --port 8000")
 @flag("--allow-write", help="Add forms to edit, fork, rewind, delete, approve and reject.")
+@flag("--demo", help="Show generated sessions in a temporary database, with all forms.")
 @click.option("--by", "name", help="Who decides; stored with each decision.")
 @click.option("--currency", default="$", help="The currency of costs, as a sign or a code.")
 @click.option(
@@ -63,7 +66,12 @@ async def serve_mcp(database: Database, **settings: Any) -> None:
 )
 @database_options(limits=True, serves=True)
 async def serve_web(
-    database: Database, allow_write: bool, name: str | None, currency: str, port: int
+    database: Database,
+    allow_write: bool,
+    demo: bool,
+    name: str | None,
+    currency: str,
+    port: int,
 ) -> None:
     """Show sessions in a browser.
 
@@ -73,18 +81,39 @@ async def serve_web(
     from agents_session_metadata import web
     from agents_session_metadata.web.serving import serve
 
-    if name is not None and not allow_write:
+    if name is not None and not (allow_write or demo):
         usage("--by requires --allow-write")
-    async with database.open(pool_pre_ping=True) as catalog:
+    async with _generated() if demo else database.open(pool_pre_ping=True) as catalog:
         await catalog.list_sessions(limit=1, keys=[])  # Start only if the database answers.
         with _listening(port) as listener:
             app = web.browser_app(
-                catalog, scope=None, allow_write=allow_write, by=name, currency=currency
+                catalog,
+                scope=None,
+                allow_write=allow_write or demo,
+                by=name or ("you" if demo else None),
+                currency=currency,
             )
             output.say(
                 f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops"
             )
             await serve(app, listener)
+
+
+@asynccontextmanager
+async def _generated() -> AsyncIterator[SessionCatalog]:
+    """Fills a database that ends with the command."""
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from agents_session_metadata import SessionCatalog
+    from agents_session_metadata.web.demo import fill
+
+    with TemporaryDirectory(prefix="agent-sessions-") as folder:
+        url = f"sqlite:///{Path(folder) / 'sessions.db'}"
+        async with SessionCatalog.from_url(url, create_tables=True) as catalog:
+            output.say("generating sessions in a temporary database")
+            await fill(catalog)
+            yield catalog
 
 
 @contextmanager

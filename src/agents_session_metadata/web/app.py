@@ -119,8 +119,8 @@ def browser_app(
             `HTTPException`. It can also return a catalog with the same tables: `catalog` itself for
             an administrator, or a part that `catalog.readable` shares, where a write is answered
             with 403. `None` instead of a function shows every session to every caller.
-        allow_write: Whether the pages can edit, fork, rewind and delete sessions, and approve and
-            reject calls of waiting runs and discard runs.
+        allow_write: Whether the pages can edit, tag, archive, export, fork, rewind and delete
+            sessions, and approve and reject calls of waiting runs and discard runs.
         allowed_hosts: The host names of the application, with or without a port. Requests for other
             hosts are refused.
         by: Who approves and rejects, stored by `SessionRuns.decide`: a name, or a function, sync or

@@ -214,7 +214,7 @@ def _prepare(token: Token) -> None:
 def _table(renderer: Any, tokens: Sequence[Token], at: int, options: Any, _: Any) -> str:
     opens = tokens[at].nesting == 1
     html = renderer.renderToken(tokens, at, options, {})
-    return f'<div class="scroll" tabindex="0">{html}' if opens else f"{html}</div>"
+    return f'<div class="scroll" tabindex="0" dir="auto">{html}' if opens else f"{html}</div>"
 
 
 def _image(_: Any, tokens: Sequence[Token], at: int, __: Any, env: Any) -> str:

@@ -9,17 +9,15 @@ import json
 import random
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
-from decimal import Decimal
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, Final
 
-from sqlalchemy import Connection, insert, update
+from agents import Agent, RunConfig, Runner
+from agents.testing import ModelStep, ScriptedModel, assistant_message
+from agents.usage import Usage
+from sqlalchemy import MetaData, Table, delete, func, insert, select
 
-from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.runs.feature import RUNNING, RUNS, WAITING, runs_table
-from agents_session_metadata.runs.runs import SessionRuns
-from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
-from agents_session_metadata.usage.prices import Tokens
+from agents_session_metadata import SessionCatalog, SessionRuns, SessionTracker, session_tables
 
 _SESSIONS: Final = 180
 _DAYS: Final = 30
@@ -31,74 +29,112 @@ _MODEL: Final = {
     "support": "gpt-5-nano",
     "reviewer": "gpt-5",
 }
-_INTERRUPTED: Final = 3
-_TEXTS: Final = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+_FORKED: Final = 3
+_NUMBER_DECIDED: Final = 2
+_TEXTS: Final = json.loads((files("agents_session_metadata.web") / "demo.json").read_text("utf-8"))
 _WAITING: Final = _TEXTS["waiting"]
 
 
 async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
     """Write the sessions, and return their number.
 
-    The database must be empty and the catalog must create tables. The same seed creates the same
-    sessions, at times relative to now.
+    The database must be empty. The same seed creates the same sessions, at times relative to now.
     """
     chance = random.Random(seed)  # noqa: S311  # a demo
     now = datetime.now(timezone.utc).replace(microsecond=0)
+    tables = session_tables(metadata := MetaData())
+    async with catalog.engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    [usage], runs = tables.group("usage").tables, tables.group("runs").tables[0]
+    owners = await _owners(catalog, usage)
     records = [*_records(chance, now), *(_waiting(now, number) for number in range(len(_WAITING)))]
     written = await catalog.import_sessions(records)
+    for record in records[-_FORKED - len(_WAITING) : -len(_WAITING)]:
+        await catalog.fork_session(record["session_id"])
     await catalog.create_index("$text")
-    await _add_usage(catalog, records)
-    await _store_runs(catalog)
-    return written
+    newest = select(func.max(tables.messages.c.id)).where(
+        tables.messages.c.session_id == usage.c.session_id
+    )
+    async with catalog.engine.begin() as connection:
+        rows = [_usage(record, owners) for record in records]
+        await connection.execute(insert(usage), rows)
+        await connection.execute(usage.update().values(item_id=newest.scalar_subquery()))
+        for number in range(len(_WAITING)):
+            await connection.execute(insert(runs), _run(now, number))
+    await _store_statuses(catalog)
+    return written + _FORKED
 
 
-async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> None:
-    store = catalog._store
-    await store.database.ensure(USAGE)
-    [usage] = store.database.tables.group(USAGE).tables
-
-    def add(connection: Connection) -> None:
-        for record in records:
-            m, session_id = record["metadata"], record["session_id"]
-            counts = m["requests"], m["input_tokens"], 0, m["output_tokens"], 0, m["total_tokens"]
-            cost = Decimal(str(m["cost"]))
-            entry = UsageEntry(m["agent"], _MODEL[m["agent"]], Tokens(*counts), cost)
-            add_usage(connection, store, [entry], session_id, m["owner_id"])
-            # Runs are counted on the day on which they end; these ended in the past.
-            day = date.fromisoformat(record["updated_at"][:10])
-            of_session = update(usage).where(usage.c.session_id == session_id)
-            connection.execute(of_session.values(day=day))
-
-    await store.database.write(add)
+async def _owners(catalog: SessionCatalog, usage: Table) -> dict[str, dict[str, Any]]:
+    """Returns what the ledger stores for each owner, after a tracked run of each."""
+    for owner in _OWNERS:
+        session = await catalog.create_session(metadata={"owner_id": owner})
+        step = ModelStep(output=[assistant_message("Hi")], usage=Usage(requests=1, total_tokens=1))
+        agent = Agent(name="demo", model=ScriptedModel([step]))
+        async with SessionTracker(session) as hooks:
+            config = RunConfig(tracing_disabled=True)
+            await Runner.run(agent, "Hi", session=session, hooks=hooks, run_config=config)
+        await catalog.delete_session(session.session_id)
+    async with catalog.engine.begin() as connection:
+        found = (await connection.execute(select(usage.c.owner_key, usage.c.owner_id))).all()
+        await connection.execute(delete(usage))
+    return {json.loads(row.owner_id): dict(row._mapping) for row in found}
 
 
-async def _store_runs(catalog: SessionCatalog) -> None:
-    """Store runs that wait, at times in the past. One is decided, one was interrupted."""
-    database = catalog._store.database
-    await database.ensure(RUNS)
-    table, now = runs_table(database.tables), database.dialect.now()
+def _usage(record: dict[str, Any], owners: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Returns a row of the ledger. Runs count on the day on which they end."""
+    m = record["metadata"]
+    return {
+        **owners[m["owner_id"]],
+        "session_id": record["session_id"],
+        "day": date.fromisoformat(record["updated_at"][:10]),
+        "agent": m["agent"],
+        "model": _MODEL[m["agent"]],
+        "requests": m["requests"],
+        "input_tokens": m["input_tokens"],
+        "cached_input_tokens": 0,
+        "output_tokens": m["output_tokens"],
+        "reasoning_tokens": 0,
+        "total_tokens": m["total_tokens"],
+        "cost": round(m["cost"] * 10**12),
+    }
 
-    def store(connection: Connection) -> None:
-        for number, case in enumerate(_WAITING):
-            pending = [[*call.values(), case["agent"]] for call in _pending(number)]
-            values = {
-                "session_id": _waiting_id(number),
-                "run_id": f"{number:032x}",
-                "status": RUNNING if number == _INTERRUPTED else WAITING,
-                "token": "demo",
-                "expires": 0,
-                "agent": case["agent"],
-                "input": json.dumps(case["request"]),
-                "pending": json.dumps(pending),
-                "progress": '{"first": 0}',
-                "last_item": 0,
-            }
-            then = now - case["minutes"] * 60_000_000
-            connection.execute(insert(table).values(started_at=then, paused_at=then), values)
 
-    await database.write(store)
-    decided = _pending(2)[0]["call_id"]
-    await SessionRuns(catalog).decide(_waiting_id(2), decided, approve=True, by="greta")
+def _run(now: datetime, number: int) -> dict[str, Any]:
+    """Returns the row of a run that began in the past."""
+    case = _WAITING[number]
+    then = int((now.timestamp() - case["minutes"] * 60) * 1_000_000)
+    pending = [[*call.values(), case["agent"]] for call in _pending(number)]
+    return {
+        "session_id": _waiting_id(number),
+        "run_id": f"{number:032x}",
+        "status": _stored_status(case),
+        "token": "demo",
+        "expires": 1 if case["status"] == "interrupted" else 0,
+        "agent": case["agent"],
+        "input": json.dumps(case["request"]),
+        "pending": json.dumps(pending),
+        "error": case.get("error"),
+        "progress": '{"first": 0}',
+        "last_item": 0,
+        "started_at": then,
+        "paused_at": then,
+        "alive_at": then + 8_000_000,
+    }
+
+
+def _stored_status(case: dict[str, Any]) -> str:
+    """A run whose process has died is stored as working."""
+    return "running" if case["status"] == "interrupted" else str(case["status"])
+
+
+async def _store_statuses(catalog: SessionCatalog) -> None:
+    for number, case in enumerate(_WAITING):
+        await catalog.set_metadata(_waiting_id(number), {"run": _stored_status(case)})
+    decided = _pending(_NUMBER_DECIDED)[0]["call_id"]
+    await SessionRuns(catalog).decide(
+        _waiting_id(_NUMBER_DECIDED), decided, approve=True, by="greta"
+    )
 
 
 def _pending(number: int) -> list[dict[str, str]]:
@@ -134,7 +170,6 @@ def _waiting(now: datetime, number: int) -> dict[str, Any]:
         "tags": ["approval"],
         "status": "active",
         "phase": "approval",
-        "run": RUNNING if number == _INTERRUPTED else WAITING,
         "started_at": start.isoformat(),
         "phase_history": [{"phase": name, "at": at.isoformat()} for name, at in phases],
         "runs": 1,
@@ -181,7 +216,7 @@ def _record(
         ),
         (
             took * 0.7,
-            {"type": "function_call_output", "call_id": call_id, "output": case["output"]},
+            {"type": "function_call_output", "call_id": call_id, "output": _output(case)},
         ),
     ]
     if status == "failed":
@@ -210,18 +245,37 @@ def _record(
             {"id": call_id, "tool": tool, "ms": milliseconds, "ok": status != "failed", "at": None}
         ],
     }
+    if status == "completed" and number % 3 == 0:  # An application without a lifecycle.
+        for key in ("status", "phase", "started_at", "phase_history"):
+            del metadata[key]
+        metadata["run_ms"] = int((end - start).total_seconds() * 1000)
+    elif status != "active":
+        metadata["finished_at"] = end.isoformat()
+        metadata["duration_ms"] = int((end - start).total_seconds() * 1000)
     if case["title"]:
         metadata["title"] = case["title"]
     if number % 41 == 3:
         metadata["pinned"] = True
     if status == "failed":
         metadata |= {"error_count": 1, "last_error": "the service did not answer within 30 s"}
-    if status != "active":
-        metadata["finished_at"] = end.isoformat()
-        metadata["duration_ms"] = int((end - start).total_seconds() * 1000)
     session_id = f"{agent}-{chance.randrange(16**8):08x}"
     timed = [(min(start + after, latest), item) for after, item in items]
     return _exported(session_id, start, end, metadata, timed)
+
+
+def _output(case: Any) -> str:
+    regions = ("north", "south", "east", "west")
+    rows = [
+        {
+            "order": 70_000 + n,
+            "region": regions[n % 4],
+            "total": 40 + n * 7 % 190,
+            "paid": n % 9 > 0,
+            "customer": {"id": f"c{n * 37 % 1000:03}", "city": "Porto", "since": 2019 + n % 6},
+        }
+        for n in range(case.get("rows", 0))
+    ]
+    return json.dumps({"orders": rows}) if rows else str(case["output"])
 
 
 def _totals(agent: str, tokens: int) -> dict[str, Any]:
