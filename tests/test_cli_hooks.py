@@ -150,6 +150,7 @@ async def test_a_hook_after_work(cli, catalog):
         ("chat-5", {**metrics, "exit_code": 0}, "completed"),
         ("chat-6", {"exit_code": None, "workflow_metrics": None}, "completed"),
         ("chat-7", {"exit_code": True}, "failed"),
+        ("chat-8", {**metrics, "exit_code": None}, "failed"),
     ):
         await waiting(catalog, name)
         request = {"agent_id": name, **fields}

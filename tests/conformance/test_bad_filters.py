@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from agents_session_metadata import InvalidFilterError, SessionCatalog, check_filter
+from agents_session_metadata import (
+    InvalidFilterError,
+    Replay,
+    SessionCatalog,
+    check_filter,
+    resumable_sessions,
+)
 
 pytestmark = pytest.mark.logic
 
@@ -209,3 +215,17 @@ def test_a_filter_can_be_checked_without_a_database() -> None:
     check_filter({"tags": {"$contains": "x"}})
     with pytest.raises(InvalidFilterError, match="unknown operator"):
         check_filter({"tags": {"$has": "x"}})
+
+
+async def test_errors_name_positions_in_the_filter_that_was_given(database):
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    bad, since = {"a": {"$x": 1}}, datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+    async def replay():
+        async for _ in Replay.each(catalog, bad, lambda _: None, updated_since=since):
+            pass
+
+    for call in (resumable_sessions(catalog, bad), replay()):
+        with pytest.raises(InvalidFilterError) as caught:
+            await call
+        assert caught.value.path == "$.a.$x"

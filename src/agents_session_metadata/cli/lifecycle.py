@@ -269,8 +269,9 @@ async def _finish_by_hook(database: Database, session: str | None, summary: str 
         raise click.ClickException(error.message) from None
     fields = request if isinstance(request, dict) else {}
     name, metrics = fields.get("agent_id"), fields.get("workflow_metrics")
-    code = (metrics if isinstance(metrics, dict) else {}).get("exit_code")
-    code = fields.get("exit_code", code)
+    code = fields.get("exit_code")
+    if code is None and isinstance(metrics, dict):
+        code = metrics.get("exit_code")
     answer: JSONObject = {"agent_id": name, "outcome": None}
     if not isinstance(name, str) or id_problem(name) is not None:
         await show(answer | {"unchanged": "there is no session id in agent_id"})
