@@ -42,6 +42,7 @@ LAYERS = [
     {"scope"},
     {"history"},
     {"idempotency", "indexes", "search", "threads", "transfer", "usage", "watch"},
+    {"rights"},
     {"_sdk"},
     {"session"},
     {"catalog"},
@@ -58,7 +59,7 @@ DOORS = {"chatkit", "cli", "doctor", "http", "mcp", "testing", "web"}
 # Each can be taken out, with what stands above it.
 REMOVABLE = [
     *["idempotency", "indexes", "search", "usage", "threads", "lifecycle", "tracking", "runs"],
-    *["background", "replay", "watch"],
+    *["background", "replay", "rights", "watch"],
     *sorted(DOORS),
 ]
 # Optional or slow to import: the only modules and folders that import them.

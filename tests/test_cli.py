@@ -694,6 +694,35 @@ async def test_cleanup(cli, filled):
     assert await filled.count_sessions() == 1
 
 
+async def test_erase_writes_a_receipt_and_export_complete_all_data_of_a_person(
+    cli, filled, tmp_path
+):
+    mine, receipt = filled.scoped({"owner_id": "u1"}), tmp_path / "receipt.json"
+    session = mine.session("a")
+    async with SessionTracker(session) as hooks:
+        await Runner.run(scripted("engineer", "done"), "hello", session=session, hooks=hooks)
+    runs = SessionRuns(mine)
+    await runs.run("b", Deployer().agent(deploys("call-1")), "deploy")
+    await runs.decide("b", "call-1", approve=True, by="ana")
+    exported = await cli("export", "--owner", "u1", "--complete")
+    lines = [json.loads(line) for line in exported.stdout.splitlines()]
+    kinds = [kind for line in lines for kind in line]
+    assert kinds == ["session", "session", "usage", "decision"]
+    assert lines[2]["usage"]["session_id"] == "a"
+    assert lines[3]["decision"]["by"] == "ana"
+    for more in ((), ("--meta", "a=1"), ("--owner", "u1", "--meta", "a=1"), ("a", "--owner", "u1")):
+        result = await cli("export", "--complete", *more, code=2)
+        assert "--complete needs --owner" in said(result.stderr)
+    assert "--yes" in (await cli("erase", "--owner", "u1", code=2)).stderr
+    assert await mine.count_sessions() == 2
+    result = await cli("erase", "--owner", "u1", "--yes", "--receipt", str(receipt), "--json")
+    assert document(result) == json.loads(receipt.read_text())
+    assert (document(result)["sessions"], document(result)["complete"]) == (2, True)
+    assert await filled.count_sessions() == 1
+    result = await cli("erase", "--owner", "u1", "--yes")
+    assert "erased 0 sessions, 0 rows" in result.stderr
+
+
 @pytest.mark.parametrize("form", ["--jsonl", "--json"])
 async def test_export_and_import(cli, filled, tmp_path, form):
     file = tmp_path / "sessions"

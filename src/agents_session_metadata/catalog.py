@@ -18,11 +18,12 @@ from collections.abc import (
 from datetime import date, timedelta
 from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from .core.features import Erased
 from .core.rows import storable_keys
 from .core.schema import table_sizes
 from .core.store import check_options
@@ -54,6 +55,7 @@ from .transfer.fork import fork
 from .transfer.retention import deletable, delete_matching
 from .types import (
     DailyStatistics,
+    Erasure,
     Feedback,
     IndexInfo,
     ItemInfo,
@@ -800,6 +802,63 @@ class SessionCatalog:
         return await delete_matching(
             self._store, condition, batch_size=batch_size, progress=progress
         )
+
+    async def erase(
+        self,
+        where: Where | None = None,
+        *,
+        usage: Literal["delete", "anonymize"] = "delete",
+        by: str | None = None,
+        batch_size: int = 500,
+        progress: Callable[[int], object] | None = None,
+    ) -> Erasure:
+        """Erase a person: sessions, and all rows about them in every table.
+
+        ```python
+        receipt = await catalog.scoped({"owner_id": "u1"}).erase(by="ana@example.com")
+        receipt.complete, receipt.to_dict()
+        ```
+
+        This deletes histories, metadata, search rows, runs with their results, answers to keys,
+        ChatKit's items, attachments and votes, decisions about calls, and rows of the usage ledger.
+        Runs that work lose their lease: they cannot write any more. In a scope and without `where`,
+        it also deletes attachments that were not sent. In a scope on `owner_id` alone, it also
+        deletes the owner's decisions and usage whose session is gone.
+
+        Each transaction erases some sessions completely. If it stops, call it again. At the end, it
+        looks for rows once more.
+
+        Args:
+            where: A filter. It is optional in a scope.
+            usage: `"anonymize"` keeps the numbers in the usage ledger, with agent and model, and
+                clears owner, session and item.
+            by: The name of the person as in `SessionRuns.decide`, which is cleared in decisions
+                about sessions of others.
+            batch_size: The number of sessions per transaction, 1 to 1,000.
+            progress: Called after each transaction with the number of erased sessions so far.
+
+        Returns:
+            The receipt. If it is not `complete`, others have written in the meantime: end their
+            requests and call this again.
+
+        Raises:
+            InvalidFilterError: If the filter is invalid.
+            ScopeError: If the catalog is read-only.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If there is neither a scope nor a filter with a condition, or another
+                argument is invalid.
+        """
+        from .rights.erase import erase
+
+        condition, store = self._store.condition(where), self._store
+        if condition.constant:
+            raise ValueError("erase needs a scope, or a filter with a condition")
+        if usage not in ("delete", "anonymize"):
+            raise ValueError(f"usage must be 'delete' or 'anonymize', got {quoted(usage)}")
+        check_limit(batch_size, LONGEST_PAGE, "batch_size")
+        values, owner = ({}, None) if where is not None else (store.scope.values, store.owner)
+        erased = Erased(values, owner, by, keeps_usage=usage == "anonymize")
+        return await erase(store, condition, erased, batch_size=batch_size, progress=progress)
 
     # ---- histories ----
 

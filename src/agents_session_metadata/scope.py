@@ -21,6 +21,7 @@ from .core.definitions import TableNames
 from .core.messages import newest_id
 from .core.store import SessionStore
 from .errors import ScopeError
+from .keys import OWNER_ID
 from .query.conditions import equality
 from .query.filters import Where, parse_filter, parse_values
 from .query.logic import All, Condition, OfExisting
@@ -28,7 +29,7 @@ from .query.pages import check_limit, read_sessions
 from .query.queries import Queries, queries_of
 from .text import quoted
 from .types import JSONValue, MetadataLimits
-from .values import EncodedValue, encode_metadata, plain, search_key
+from .values import EncodedValue, encode_metadata, json_text, plain, search_key
 
 MISSING: Any = object()
 """Stands for an argument that was not given."""
@@ -94,6 +95,13 @@ class ScopedStore(SessionStore):
                 "readable needs a filter with a condition; it does not show every session"
             )
         return ScopedStore(self.database.refusing(_read_only), self.limits, scope)
+
+    @property
+    def owner(self) -> str | None:
+        """The JSON text of an `owner_id` that alone is the scope, or None."""
+        values = self.scope.values
+        is_owner = values.keys() == {OWNER_ID} and not self.scope.filters
+        return json_text(OWNER_ID, values[OWNER_ID]) if is_owner else None
 
     @property
     def is_restricted(self) -> bool:

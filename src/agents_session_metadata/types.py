@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -314,6 +314,28 @@ class DailyStatistics:
     total: DayStatistics
     complete: bool
     feedback: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """The receipt of `SessionCatalog.erase`.
+
+    Attributes:
+        sessions: The number of sessions that were erased.
+        rows: The number of rows that were deleted or made anonymous, by table. It includes tables
+            in which there were none.
+        at: The time at which everything was looked through once more; aware, UTC.
+        complete: Whether nothing was found then. If not, others have written in the meantime.
+    """
+
+    sessions: int
+    rows: dict[str, int]
+    at: datetime
+    complete: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The receipt as JSON."""
+        return {**asdict(self), "at": self.at.isoformat()}
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,7 @@ CATALOG_WRITES: dict[str, Try] = {
     "delete_sessions": lambda c, name: c.delete_sessions({"$session_id": name}),
     "delete_usage": lambda c, _: c.delete_usage(before=date(2100, 1, 1)),
     "edit_metadata": lambda c, name: c.edit_metadata(name, lambda m: m.update(a=1)),
+    "erase": lambda c, name: c.erase({"$session_id": name}),
     "fork_session": lambda c, name: c.fork_session(name),
     "get_or_create_session": lambda c, name: c.get_or_create_session({"new": name}),
     "import_sessions": lambda c, name: c.import_sessions([_record(name)], "replace"),

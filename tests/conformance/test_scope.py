@@ -388,6 +388,12 @@ async def check_scope(everyone, mine):
     assert (mine.scope, everyone.scope) == ({"owner_id": "mine"}, {})
 
 
+async def check_erase(everyone, mine):
+    assert (await mine.erase({"$session_id": {"$prefix": "theirs"}})).sessions == 0
+    assert (await mine.erase()).sessions == 2
+    assert await everyone.count_sessions() == 2
+
+
 async def check_readable(everyone, mine):
     shared = mine.readable({"title": {"$prefix": "t"}})
     assert await shared.count_sessions() == 0

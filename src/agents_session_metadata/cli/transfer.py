@@ -6,7 +6,7 @@ import codecs
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from agents_session_metadata.text import strict_json
+from agents_session_metadata.text import ascii_json, strict_json
 
 from . import options, output
 from .app import cli
@@ -116,6 +116,47 @@ async def _oldest(catalog: SessionCatalog, where: Any, age: timedelta | None) ->
     return [info.session_id for info in page]
 
 
+@cli.command(epilog="Example: agent-sessions erase --owner u1 --receipt receipt.json")
+@click.option("--owner", required=True, help="The owner_id of the person.")
+@click.option("--decided-by", metavar="NAME", help="Clear this name in decisions about others.")
+@flag("--keep-usage", help="Keep the numbers of the usage ledger, without owner and session.")
+@click.option("--receipt", help="The file for the receipt, as JSON.")
+@options.yes
+@database_options()
+async def erase(
+    database: Database,
+    owner: str,
+    decided_by: str | None,
+    keep_usage: bool,
+    receipt: str | None,
+    yes: bool,
+) -> None:
+    """Erase a person: all sessions of an owner, and all rows about them in every table.
+
+    If it stops, run it again. If something was written in the meantime, the exit code is 1.
+    """
+    scope = {"owner_id": options.parse_value(owner, "--owner")}
+    async with database.open() as everyone:
+        catalog = everyone.scoped(scope)
+        found = await catalog.count_sessions()
+        what = f"{counted(found, 'session')} and all other data of {shown(owner)}"
+        await confirm(f"Erase {what}?", yes=yes)
+        with (
+            output.writing(receipt) if receipt else nullcontext() as file,
+            output.progress("Erasing", found) as reach,
+        ):
+            erasure = await catalog.erase(
+                usage="anonymize" if keep_usage else "delete", by=decided_by, progress=reach
+            )
+            if file is not None:
+                file.write(ascii_json(erasure.to_dict()) + "\n")
+    rows = sum(erasure.rows.values())
+    message = f"erased {counted(erasure.sessions, 'session')}, {counted(rows, 'row')}"
+    if not erasure.complete:
+        message += "; others have written in the meantime: end their requests and run this again"
+    await show(erasure.to_dict(), message=message, code=0 if erasure.complete else 1)
+
+
 @cli.command(epilog="Example: agent-sessions export --meta owner_id=u1 --output sessions.jsonl")
 @click.argument("sessions", metavar="[SESSION]...", nargs=-1, help="The session ids. Default: all.")
 @options.filters
@@ -128,6 +169,7 @@ async def _oldest(catalog: SessionCatalog, where: Any, age: timedelta | None) ->
     default="records",
     help="records, or evals: a line per turn.",
 )
+@flag("--complete", help="With --owner: all data of a person, also usage and decisions.")
 @database_options(by=True)
 async def export(
     database: Database,
@@ -136,11 +178,15 @@ async def export(
     file: str | None,
     as_lines: bool,  # noqa: ARG001  # the usual form
     form: str,
+    complete: bool,
 ) -> None:
     """Export sessions with history and metadata, one JSON record per line.
 
     With session ids and a filter, exports those of the sessions that match. If a session does not
     exist or does not match, the exit code is 1.
+
+    With --complete, a line has one key: "session" with a record, "usage" with a row of the usage
+    ledger, or "decision" with a decision about a call.
 
     With --as evals, a line has the input and the ideal answer of a turn, as OpenAI's evals read it.
 
@@ -150,9 +196,18 @@ async def export(
     corrupt: list[Exception] = []
     found, left_out, batch = 0, 0, list[Any]()
     missing = dict.fromkeys(sessions)
+    scope = None
+    if complete:
+        match where:
+            case {"owner_id": {"$eq": owner}} if not sessions and form == "records":
+                scope = {"owner_id": owner}
+            case _:
+                usage("--complete needs --owner, and no other sessions or filters")
     if sessions:
         where = {"$and": [{"$session_id": {"$in": [*sessions]}}, where or {}]}
     async with database.open() as catalog:
+        if scope is not None:
+            catalog = catalog.scoped(scope)  # noqa: PLW2901  # restricted
         exported = catalog.export_sessions(where, on_corrupt=corrupt.append)
         with output.writing(file) as opened:
             total = await catalog.count_sessions(where) if sys.stderr.isatty() else None
@@ -164,17 +219,18 @@ async def export(
                     found += 1
                     missing.pop(record["session_id"], None)
                     lines = [record] if form == "records" else _eval_lines(record)
+                    lines = [{"session": record}] if complete else lines
                     left_out += sum(line is None for line in lines)
                     batch += filter(None, lines)
                     if len(batch) >= _BATCH:
                         await records.add(batch)
                         batch.clear()
                         reach(found)
-                await records.add(batch)
-            if opened is not sys.stdout and not found:
+                await records.add([*batch, *(await _personal_lines(catalog) if complete else ())])
+            if opened is not sys.stdout and not records.count:
                 raise click.ClickException(output.no_match(where))
             await records.close()
-    if not found and not corrupt:
+    if not records.count and not corrupt:
         raise NothingFoundError(output.no_match(where))
     turns = f"{counted(records.count, 'turn')} of " if form == "evals" else ""
     output.say(f"exported {turns}{counted(found, 'session')}")
@@ -186,6 +242,15 @@ async def export(
     output.report(corrupt)
     if left:
         raise click.exceptions.Exit(1)
+
+
+async def _personal_lines(catalog: SessionCatalog) -> list[Any]:
+    from agents_session_metadata import SessionRuns
+
+    rows = await catalog.usage(by=("day", "agent", "model", "session_id", "item_id"))
+    decisions = await SessionRuns(catalog).decisions()
+    lines: list[Any] = [{"usage": vars(row)} for row in rows]
+    return [*lines, *({"decision": vars(each)} for each in decisions)]
 
 
 def _eval_lines(record: Any) -> list[Any]:

@@ -12,15 +12,16 @@ from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from sqlalchemy import Connection, MetaData
 
 from agents_session_metadata.text import quoted
-from agents_session_metadata.types import IndexInfo
+from agents_session_metadata.types import IndexInfo, JSONValue
 
 from .database import Database
 from .definitions import CREATE_TYPES, FeatureTables, TableNames, derived_name
+from .rows import delete_rows
 from .tables import SessionTables, build_tables
 
 FOLDERS = ("runs", "usage", "threads", "idempotency", "search")
@@ -47,6 +48,22 @@ class Index(ABC):
     @abstractmethod
     def info(self, connection: Connection, *, count: bool) -> IndexInfo | None:
         """Returns None if it does not exist."""
+
+
+class Erased(NamedTuple):
+    """What `erase` removes besides sessions.
+
+    Attributes:
+        values: The values that each session of a person has; empty if only sessions are erased.
+        owner: The `owner_id` of the person as JSON text, or None.
+        by: A name to clear in decisions, or None.
+        keeps_usage: Whether the ledger keeps its numbers.
+    """
+
+    values: Mapping[str, JSONValue]
+    owner: str | None
+    by: str | None
+    keeps_usage: bool
 
 
 class Feature(FeatureTables):
@@ -93,6 +110,26 @@ class Feature(FeatureTables):
     ) -> None:
         """Copies its rows to a new session. `kept` has the ids of copied items; None means all."""
         self.added(database, connection, [new_id])
+
+    # ---- erasing; both return the numbers of rows by table ----
+
+    def erase(
+        self, database: Database, connection: Connection, ids: Sequence[str], erased: Erased
+    ) -> Mapping[str, int]:
+        """Deletes the rows of locked sessions, before the sessions: of all its tables, by default.
+
+        A feature with a table that has no session id must do this itself.
+        """
+        return {
+            table.name: delete_rows(database, connection, table.c.session_id, ids)
+            for table in reversed(database.tables.group(self.name).tables)
+        }
+
+    def erase_rest(
+        self, database: Database, connection: Connection, erased: Erased
+    ) -> Mapping[str, int]:
+        """Deletes rows of a person that belong to no session. Called until there are none."""
+        return {}
 
     # ---- records, statistics and retention ----
 

@@ -305,12 +305,19 @@ def lock_sessions(database: Database, connection: Connection, ids: Sequence[str]
 
 def delete_sessions(database: Database, connection: Connection, ids: Sequence[str]) -> None:
     """The sessions must be locked. Works without our tables."""
-    tables, dialect = database.tables, database.dialect
-    for table in (tables.messages, tables.sessions):
-        those = delete(table).where(dialect.one_of(table.c.session_id, "ids", len(ids)))
-        connection.execute(those, dialect.list_parameters("ids", ids))
+    for table in (database.tables.messages, database.tables.sessions):
+        delete_rows(database, connection, table.c.session_id, ids)
     for session_id in ids:
         note(connection, "deleted", session_id)
+
+
+def delete_rows(
+    database: Database, connection: Connection, column: Column[Any], values: Sequence[Any]
+) -> int:
+    """Deletes the rows of a table that have one of some values. Returns their number."""
+    dialect = database.dialect
+    those = delete(column.table).where(dialect.one_of(column, "values", len(values)))
+    return connection.execute(those, dialect.list_parameters("values", values)).rowcount
 
 
 def decode_stored(session_id: str, key: str, text: str) -> JSONValue:

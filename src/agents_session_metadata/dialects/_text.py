@@ -49,6 +49,10 @@ class TextSQL:
         ),
         "INSERT INTO {schema}{fts} ({fts}) VALUES ('rebuild')",
     )
+    purge_native: ClassVar[tuple[str, ...]] = (
+        # Until it is rewritten, it contains the words of deleted rows.
+        "INSERT INTO {schema}{fts} ({fts}) VALUES ('optimize')",
+    )
     drop_native: ClassVar[tuple[str, ...]] = (
         "DROP TRIGGER IF EXISTS {schema}{inserted}",
         "DROP TRIGGER IF EXISTS {schema}{deleted}",
@@ -98,6 +102,7 @@ class PostgreSQLTextSQL(TextSQL):
     newest = "CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)"
     oldest = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
     create_native = (f"CREATE INDEX {{gin}} ON {{schema}}{{rows}} USING gin (({_LEXEMES}))",)
+    purge_native = ()
     drop_native = ("DROP INDEX IF EXISTS {schema}{gin}",)
 
     def plain(self, search_key: ColumnElement[bytes]) -> tuple[ColumnElement[str], Any]:
@@ -119,6 +124,7 @@ class PostgreSQLTextSQL(TextSQL):
 
 class MySQLTextSQL(TextSQL):
     create_native = ()
+    purge_native = ()
     drop_native = ()
 
     def plain(self, search_key: ColumnElement[bytes]) -> tuple[ColumnElement[str], Any]:

@@ -9,9 +9,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, TypeAlias, get_args
 
 from agents.exceptions import UserError
-from sqlalchemy import Connection, Table, and_, delete, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, insert, or_, select
 
 from agents_session_metadata.core.database import Database
+from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.scope import ScopedStore
@@ -340,8 +341,12 @@ def add_decision(
     """`values` has `approve`, `message`, `always` and `decided_by`."""
     values |= {"session_id": row.session_id, "run_id": row.run_id, "pause": row.pause}
     values |= {"call_id": call.call_id, "tool": call.tool, "agent": call.agent}
-    added = insert(_decisions(database)).inline().values(decided_at=database.dialect.now())
-    connection.execute(added, values)
+    rows = database.tables.metadata
+    owner: Any = select(rows.c.value)
+    owner = owner.where(rows.c.session_id == row.session_id, rows.c.key == OWNER_ID)
+    now = database.dialect.now()
+    added = insert(_decisions(database)).inline()
+    connection.execute(added.values(decided_at=now, owner_id=owner.scalar_subquery()), values)
 
 
 async def read_decisions(
@@ -355,9 +360,22 @@ async def read_decisions(
         statement = statement.where(table.c.decided_at >= _microseconds(since, "since"))
 
     def read(connection: Connection) -> list[Decision]:
-        return _loaded(connection.execute(*store.question(statement, table.c.session_id)))
+        inside, parameters = store.question(select(table.c.id), table.c.session_id)
+        gone = _of_gone(store, table)
+        if gone is None:
+            return _loaded(connection.execute(*store.question(statement, table.c.session_id)))
+        either = or_(table.c.id.in_(inside.correlate(None)), gone)
+        return _loaded(connection.execute(statement.where(either), parameters))
 
     return await store.database.read_used(RUNS, read, [])
+
+
+def _of_gone(store: ScopedStore, table: Table) -> ColumnElement[bool] | None:
+    """Returns the condition on decisions of an owner whose session was deleted, or None."""
+    owner = store.owner
+    if owner is None:
+        return None
+    return and_(table.c.session_id.is_(None), table.c.owner_id == owner)
 
 
 async def delete_decisions(store: ScopedStore, before: datetime) -> int:
@@ -367,6 +385,8 @@ async def delete_decisions(store: ScopedStore, before: datetime) -> int:
     def write(connection: Connection) -> int:
         if not store.database.has_tables(connection, RUNS):
             return 0
-        return connection.execute(*store.question(old, table.c.session_id)).rowcount
+        deleted = connection.execute(*store.question(old, table.c.session_id)).rowcount
+        gone = _of_gone(store, table)
+        return deleted if gone is None else deleted + connection.execute(old.where(gone)).rowcount
 
     return await store.database.write(write, prepare=store.is_restricted)

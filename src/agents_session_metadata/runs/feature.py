@@ -41,6 +41,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    update,
 )
 
 from agents_session_metadata.core.change_log import note
@@ -50,7 +51,7 @@ from agents_session_metadata.core.definitions import (
     TableMaker,
     derived_name,
 )
-from agents_session_metadata.core.features import Feature
+from agents_session_metadata.core.features import Erased, Feature
 from agents_session_metadata.core.messages import delete_messages, read_history
 from agents_session_metadata.core.rows import sweep_keys
 from agents_session_metadata.core.tables import SessionTables
@@ -259,6 +260,20 @@ class RunsFeature(Feature):
 
     def end(self, database: Database, connection: Connection, session_id: str) -> None:
         _end(database, connection, session_id)
+
+    def erase_rest(
+        self, database: Database, connection: Connection, erased: Erased
+    ) -> Mapping[str, int]:
+        """Rows of an owner about a session that has another one now only lose the owner."""
+        table, count = database.tables.group(RUNS)["_run_decisions"], 0
+        if erased.owner is not None:
+            own, is_gone = table.c.owner_id == erased.owner, table.c.session_id.is_(None)
+            count += connection.execute(delete(table).where(own, is_gone)).rowcount
+            count += connection.execute(update(table).where(own).values(owner_id=None)).rowcount
+        if erased.by is not None:
+            named = update(table).where(table.c.decided_by == erased.by)
+            count += connection.execute(named.values(decided_by=None)).rowcount
+        return {table.name: count}
 
     def statuses(
         self, database: Database, connection: Connection, ids: Sequence[str]

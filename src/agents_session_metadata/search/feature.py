@@ -43,7 +43,7 @@ from agents_session_metadata.core.definitions import (
     TableMaker,
     derived_name,
 )
-from agents_session_metadata.core.features import Feature, Index
+from agents_session_metadata.core.features import Erased, Feature, Index
 from agents_session_metadata.core.schema import SDKIndex
 from agents_session_metadata.dialects._dialect import literal_number
 from agents_session_metadata.dialects.sqltypes import Words
@@ -264,6 +264,11 @@ class TextIndex(Index):
         connection.execute(update(self._state).values(native=1))
         return True
 
+    def purge(self, connection: Connection) -> None:
+        """Removes deleted words from the database's own index."""
+        if connection.scalar(select(self._state.c.native)) == 1:
+            self._run(connection, self._dialect.text_search.purge_native)
+
     def _leave(self, connection: Connection) -> bool:
         """Drops the index but keeps the rows. Returns False if there is no index."""
         if self.lock(connection) is None:
@@ -366,6 +371,29 @@ class SearchFeature(Feature):
             index = TextIndex(database)
             items: Any = connection.execute(index.missing().where(session_id.in_(ids)))
             index.insert(connection, {item_id: words_of(data) for item_id, data in items})
+
+    def erase(
+        self,
+        database: Database,
+        connection: Connection,
+        ids: Sequence[str],
+        erased: Erased,  # noqa: ARG002  # all rows
+    ) -> Mapping[str, int]:
+        rows, messages = database.tables.group(TEXT)["_text"], database.tables.messages
+        dialect = database.dialect
+        own = select(messages.c.id).where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
+        deletion = delete(rows).where(rows.c.id.in_(own))
+        parameters = dialect.list_parameters("ids", ids)
+        return {rows.name: connection.execute(deletion, parameters).rowcount}
+
+    def erase_rest(
+        self,
+        database: Database,
+        connection: Connection,
+        erased: Erased,  # noqa: ARG002  # all words
+    ) -> Mapping[str, int]:
+        TextIndex(database).purge(connection)
+        return {}
 
 
 FEATURE = SearchFeature()

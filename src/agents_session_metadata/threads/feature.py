@@ -14,13 +14,26 @@ from sqlalchemy import Connection, func, select
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import TableMaker
-from agents_session_metadata.core.features import Feature
+from agents_session_metadata.core.features import Erased, Feature
 from agents_session_metadata.query.queries import queries_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Feedback
 from agents_session_metadata.values import id_problem
 
-from .rows import EPOCH, MICROSECOND, THREADS, ItemRow, ThreadItems, define, read_threads
+from .rows import (
+    EPOCH,
+    MICROSECOND,
+    THREADS,
+    Attachments,
+    ItemRow,
+    ThreadItems,
+    define,
+    read_threads,
+    was_saved_with,
+)
+
+_AT_ONCE = 500
+"""Attachments that are read at once."""
 
 
 def _as_counts(items: list[ItemRow], history: Sequence[int]) -> list[ItemRow]:
@@ -122,6 +135,17 @@ class ThreadsFeature(Feature):
             if items:
                 thread = ThreadItems(database, connection, session_id)
                 thread.insert(_with_ids(items, thread.message_ids()))
+
+    def erase_rest(
+        self, database: Database, connection: Connection, erased: Erased
+    ) -> Mapping[str, int]:
+        attachments, after, ids = Attachments(database, connection), "", list[str]()
+        while erased.values and (found := attachments.lock_unattached(None, after, _AT_ONCE)):
+            ids += [each.attachment_id for each in found if was_saved_with(erased.values, each)]
+            after = found[-1].attachment_id
+        if ids:
+            attachments.delete(ids)
+        return {database.tables.group(THREADS).tables[1].name: len(ids)}
 
     def count(
         self, database: Database, connection: Connection, condition: Any

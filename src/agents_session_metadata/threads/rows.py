@@ -11,6 +11,7 @@ Items are opaque here: each has a kind and a JSON text.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -44,6 +45,8 @@ from agents_session_metadata.core.messages import newest_id
 from agents_session_metadata.core.store import SessionStore
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.text import quoted
+from agents_session_metadata.types import JSONValue
+from agents_session_metadata.values import search_key
 
 THREADS = "threads"
 USER_MESSAGE = "user_message"
@@ -273,3 +276,11 @@ class Attachments:
 
     def _selected(self) -> Any:
         return select(*(self._table.c[name] for name in AttachmentRow._fields))
+
+
+def was_saved_with(values: Mapping[str, JSONValue], attachment: AttachmentRow) -> bool:
+    owner = json.loads(attachment.owner)
+    return all(
+        key in owner and search_key(owner[key]) == search_key(value)
+        for key, value in values.items()
+    )

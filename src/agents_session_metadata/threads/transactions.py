@@ -29,7 +29,7 @@ from agents_session_metadata.query.pages import check_limit, read_sessions
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import FeedbackKind, ItemInfo
-from agents_session_metadata.values import id_problem, is_text, search_key
+from agents_session_metadata.values import id_problem, is_text
 
 from .rows import (
     EPOCH,
@@ -40,6 +40,7 @@ from .rows import (
     Attachments,
     ItemRow,
     ThreadItems,
+    was_saved_with,
 )
 
 if TYPE_CHECKING:
@@ -344,10 +345,4 @@ def _admits(store: ScopedStore, connection: Connection, attachment: AttachmentRo
 
 
 def _was_saved_in(store: ScopedStore, attachment: AttachmentRow) -> bool:
-    if store.scope.filters:
-        return False
-    values = json.loads(attachment.owner)
-    return all(
-        key in values and search_key(values[key]) == search_key(value)
-        for key, value in store.scope.values.items()
-    )
+    return not store.scope.filters and was_saved_with(store.scope.values, attachment)

@@ -5,7 +5,7 @@ Usage, decisions, attachments and answers to repeated requests are deleted by th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -90,17 +90,22 @@ def _delete(
     ids: list[str],
     connection: Connection,
 ) -> int:
+    matching = lock_matching(database, condition, ids, connection)
+    if matching:
+        delete_sessions(database, connection, matching)
+    return len(matching)
+
+
+def lock_matching(
+    database: Database, condition: Condition, ids: Sequence[str], connection: Connection
+) -> list[str]:
+    """Must begin the transaction. Returns the sessions that still match."""
     # Locked first: one that woke up since is seen as it is now, and spared.
     locked = lock_sessions(database, connection, ids)
     if len(locked) < len(ids):
         # PostgreSQL does not find a row that was replaced while the statement waited.
         locked = lock_sessions(database, connection, ids)
     if not locked:
-        return 0
+        return []
     still = All((condition, IdIn(tuple(sorted(locked)))))
-    matching = list(
-        connection.scalars(*queries_of(database).ids(still, after=None, limit=len(ids)))
-    )
-    if matching:
-        delete_sessions(database, connection, matching)
-    return len(matching)
+    return list(connection.scalars(*queries_of(database).ids(still, after=None, limit=len(ids))))

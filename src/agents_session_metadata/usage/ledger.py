@@ -62,7 +62,7 @@ _DECIMALS = 12
 """Costs with up to so many decimals are stored as whole numbers of 64 bits, if they fit."""
 
 _BILLION = 10**9
-_BATCH = 1000
+BATCH = 1000
 """Rows deleted per transaction."""
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -223,7 +223,7 @@ async def read_usage(
 
 async def delete_usage(store: ScopedStore, *, before: date) -> int:
     usage, day = _ledger(store), day_of("before", before)
-    old = select(usage.c.id).where(usage.c.day < day).limit(_BATCH)
+    old = select(usage.c.id).where(usage.c.day < day).limit(BATCH)
 
     def delete_some(connection: Connection) -> int:
         ids = connection.scalars(*_within(store, old, usage)).all()
@@ -235,6 +235,13 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
     while count := await store.database.write(delete_some, group=USAGE):
         deleted += count
     return deleted
+
+
+def anonymize(connection: Connection, usage: Table, those: ColumnElement[bool]) -> dict[str, int]:
+    """Keeps the numbers of some rows. Returns how many rows there are."""
+    names = "session_id", "owner_key", "owner_id", "item_id"
+    changed = update(usage).where(those).values(dict.fromkeys(names))
+    return {usage.name: connection.execute(changed).rowcount}
 
 
 def check_by(by: Any) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Erases a person: sessions, and everything that is stored about them."""
