@@ -21,6 +21,7 @@ from agents_session_metadata import (
     CreateTrigger,
     DailyStatistics,
     DayStatistics,
+    Erasure,
     Feedback,
     FeedbackKind,
     IndexInfo,
@@ -291,3 +292,14 @@ async def a_door(catalog: SessionCatalog, session: SQLAlchemyMetadataSession) ->
     exists, missing = ItemExistsError("chat", "msg_1"), ItemNotFoundError("chat", 1)
     assert_type((exists.item_id, missing.item_id), tuple[str, int | str])
     assert_type(is_unavailable(missing), bool)
+
+
+async def rights(catalog: SessionCatalog) -> None:
+    visible = catalog.readable({"members": {"$contains": "u2"}})
+    assert_type(visible, SessionCatalog)
+    assert_type(visible.read_only, bool)
+    receipt = await catalog.scoped({"owner_id": "u1"}).erase(usage="anonymize", by="ana")
+    assert_type(receipt, Erasure)
+    assert_type((receipt.rows, receipt.complete), tuple[dict[str, int], bool])
+    assert_type(receipt.to_dict(), dict[str, Any])
+    await catalog.erase({"a": 1}, usage="keep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
