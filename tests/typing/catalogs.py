@@ -132,6 +132,8 @@ async def many_sessions(catalog: SessionCatalog) -> None:
     assert_type(await catalog.count_sessions(), int)
     assert_type(await catalog.count_values("tags", {"owner_id": "u1"}, limit=5), list[ValueCount])
     assert_type(await catalog.statistics(), Statistics)
+    assert_type(await catalog.statuses(await catalog.list_sessions()), dict[str, str])
+    await catalog.list_sessions(await catalog.status_filter("failed"))
     daily = await catalog.daily_statistics(since=date(2026, 3, 1), until=datetime.now(timezone.utc))
     assert_type(daily, DailyStatistics)
     assert_type(daily.days, list[DayStatistics])
