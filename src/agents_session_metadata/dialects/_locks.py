@@ -94,7 +94,8 @@ class Locks:
         return None if found is None else bool(found)
 
     def reading_nothing(self, connection: Connection, session_id: str) -> LockedSession:
-        return LockedSession({} if self.existing(connection, session_id) else None)
+        found = connection.execute(self._lock, {"session": session_id}).first()
+        return LockedSession(None if found is None else {})
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
         """Returns a function that locks a session's row, then reads a metadata column by key."""
