@@ -17,7 +17,7 @@ MODULES = {
     "runs": "Runs",
     "usage": "Usage",
     "transfer": "Delete and move",
-    "database": "Database",
+    "database": "ChosenDatabase",
     "servers": "Servers",
 }
 

@@ -73,7 +73,7 @@ class NoFileError(click.ClickException):
 
 
 @dataclass(kw_only=True)
-class Database:
+class ChosenDatabase:
     """The database options of a command."""
 
     url: str | None
@@ -157,7 +157,7 @@ def database_options(
     has_json: bool = True,
     serves: bool = False,
 ) -> Callable[[Command], Callable[..., None]]:
-    """Adds the options of a database to a coroutine function, which receives a `Database`.
+    """Adds the options of a database to a coroutine function, which receives a `ChosenDatabase`.
 
     This is the decorator next to the function, so that help shows the command's own options first.
     `by` adds --by, for a command with the argument `session` or `sessions`, `scope` also adds
@@ -174,8 +174,8 @@ def database_options(
         def command(**params: Any) -> None:
             import asyncio
 
-            names = Database.__dataclass_fields__.keys() & params.keys()
-            database = Database(**{name: params.pop(name) for name in names})
+            names = ChosenDatabase.__dataclass_fields__.keys() & params.keys()
+            database = ChosenDatabase(**{name: params.pop(name) for name in names})
             params.pop("as_json", None)  # `show` looks at it
             asyncio.run(_run(function, database, params))
 
@@ -186,7 +186,7 @@ def database_options(
     return decorate
 
 
-async def _run(function: Command, database: Database, params: dict[str, Any]) -> None:
+async def _run(function: Command, database: ChosenDatabase, params: dict[str, Any]) -> None:
     """Runs a command.
 
     The first Ctrl-C cancels the command, so that transactions, connections and files are closed.
@@ -230,7 +230,7 @@ async def _run(function: Command, database: Database, params: dict[str, Any]) ->
     task.result()
 
 
-async def _completed(function: Command, database: Database, params: dict[str, Any]) -> None:
+async def _completed(function: Command, database: ChosenDatabase, params: dict[str, Any]) -> None:
     try:
         by = params.pop("by", None)
         if by is not None:
@@ -252,7 +252,7 @@ async def _completed(function: Command, database: Database, params: dict[str, An
         raise _report(failure, database) from None
 
 
-async def _suggestion(database: Database, session_id: str) -> str:
+async def _suggestion(database: ChosenDatabase, session_id: str) -> str:
     """Returns a question about the most similar id among those of the newest sessions."""
     from difflib import get_close_matches
 
@@ -266,7 +266,7 @@ async def _suggestion(database: Database, session_id: str) -> str:
     )
 
 
-async def _resolve(database: Database, by: str, params: dict[str, Any]) -> None:
+async def _resolve(database: ChosenDatabase, by: str, params: dict[str, Any]) -> None:
     """Replaces the values under the key of --by with the ids of the sessions that have them."""
     texts, found = params["sessions"] if "sessions" in params else [params["session"]], []
     if not texts or None in texts:
@@ -283,13 +283,13 @@ async def _resolve(database: Database, by: str, params: dict[str, Any]) -> None:
     params.update({"sessions": found} if "sessions" in params else {"session": found[0]})
 
 
-def _report(failure: click.ClickException, database: Database) -> click.ClickException:
+def _report(failure: click.ClickException, database: ChosenDatabase) -> click.ClickException:
     if database.json_errors:
         write_json({"error": failure.message})
     return failure
 
 
-def _failure(error: Exception, database: Database) -> click.ClickException | None:
+def _failure(error: Exception, database: ChosenDatabase) -> click.ClickException | None:
     sentence, is_usage = str(error), isinstance(error, (ValueError, OverflowError))
     if isinstance(error, errors.TablesMissingError):
         sentence, can_create, _ = sentence.partition("; create with create_tables=True")

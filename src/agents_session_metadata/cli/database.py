@@ -8,7 +8,7 @@ from agents_session_metadata.text import escaped
 
 from . import options, output
 from .app import cli
-from .connection import Database, database_options
+from .connection import ChosenDatabase, database_options
 from .options import flag, usage
 from .output import NothingFoundError, Table, counted, show, shown
 
@@ -28,7 +28,7 @@ def index() -> None:
 @_key_argument
 @flag("--native", help="For '$text', also create the database's own full-text index.")
 @database_options()
-async def create_index(database: Database, key: str, native: bool) -> None:
+async def create_index(database: ChosenDatabase, key: str, native: bool) -> None:
     """Create an index, for fast lists of sessions or for search.
 
     Creates missing tables. If the command is interrupted, run it again to continue.
@@ -45,7 +45,7 @@ async def create_index(database: Database, key: str, native: bool) -> None:
 @index.command("refresh", epilog="Example: agent-sessions index refresh '$text'")
 @_key_argument
 @database_options()
-async def refresh_index(database: Database, key: str) -> None:
+async def refresh_index(database: ChosenDatabase, key: str) -> None:
     """Add the messages of other writers to the text index."""
     async with database.open() as catalog:
         with output.progress("messages") as reach:
@@ -56,7 +56,7 @@ async def refresh_index(database: Database, key: str) -> None:
 @index.command("drop", epilog="Example: agent-sessions index drop '$text'")
 @_key_argument
 @database_options()
-async def drop_index(database: Database, key: str) -> None:
+async def drop_index(database: ChosenDatabase, key: str) -> None:
     """Drop an index. Lists can be slower then.
 
     KEY can also be a metadata key that version 0.2.0 has created an index on.
@@ -72,7 +72,7 @@ async def drop_index(database: Database, key: str) -> None:
 @index.command("list", epilog="Example: agent-sessions index list --count")
 @flag("--count", help="Count the entries, which takes time.")
 @database_options()
-async def list_indexes(database: Database, count: bool) -> None:
+async def list_indexes(database: ChosenDatabase, count: bool) -> None:
     """List the indexes, and whether each is complete.
 
     Nothing uses an obsolete one, which version 0.2.0 has created: drop it.
@@ -91,7 +91,7 @@ async def list_indexes(database: Database, count: bool) -> None:
 
 @cli.command(epilog="Example: agent-sessions size --json")
 @database_options()
-async def size(database: Database) -> None:
+async def size(database: ChosenDatabase) -> None:
     """Print the rows, and the bytes with indexes, of each table of the SDK and this package."""
     async with database.open() as catalog:
         tables = await catalog.storage()
@@ -108,7 +108,7 @@ async def size(database: Database) -> None:
 @flag("--all", "everything", help="With --drop: the SDK's own tables too.")
 @database_options(scope=False, has_json=False)
 async def ddl(
-    database: Database, dialect: str | None, upgrade: bool, drop: bool, everything: bool
+    database: ChosenDatabase, dialect: str | None, upgrade: bool, drop: bool, everything: bool
 ) -> None:
     """Print the SQL that creates the tables, drops them or upgrades a database.
 
@@ -144,7 +144,7 @@ async def ddl(
     help="Rewrite search keys and list elements that do not match the stored values.",
 )
 @database_options(scope=False)
-async def doctor(database: Database, rewrite_search_keys: bool) -> None:
+async def doctor(database: ChosenDatabase, rewrite_search_keys: bool) -> None:
     """Compare a database with what `ddl` would create, and print problems.
 
     Changes nothing, unless --rewrite-search-keys is given. Prints CREATE and ALTER TABLE statements

@@ -17,7 +17,7 @@ from agents_session_metadata.text import content_texts, escaped
 
 from . import options, output
 from .app import cli
-from .connection import Database, database_options
+from .connection import ChosenDatabase, database_options
 from .options import Whole, confirm, flag, usage
 from .output import NothingFoundError, Pages, Table, counted, show, shown
 
@@ -32,7 +32,7 @@ _item = partial(click.option, type=int, metavar="ITEM")
 @options.pages("items", 50)
 @flag("--newest-first", help="Print the newest items first.")
 @database_options(by=True)
-async def history(database: Database, session: str, pages: Pages, newest_first: bool) -> None:
+async def history(database: ChosenDatabase, session: str, pages: Pages, newest_first: bool) -> None:
     """Print the history of a session, oldest items first.
 
     The number before each item is its id. Pass it to rewind or fork.
@@ -51,7 +51,7 @@ async def history(database: Database, session: str, pages: Pages, newest_first: 
 @options.yes
 @database_options(by=True)
 async def rewind(
-    database: Database,
+    database: ChosenDatabase,
     session: str,
     turns: int | None,
     before: int | None,
@@ -87,7 +87,7 @@ async def rewind(
 @options.meta
 @database_options(by=True, limits=True)
 async def fork(
-    database: Database, session: str, new: str | None, before: int | None, meta: Sequence[str]
+    database: ChosenDatabase, session: str, new: str | None, before: int | None, meta: Sequence[str]
 ) -> None:
     """Copy a session with history and metadata, and print the id of the copy.
 
@@ -107,7 +107,7 @@ async def fork(
 @flag("--by-session", help="Print only the newest hit of each session.")
 @database_options()
 async def search(
-    database: Database, query: str, where: Any, pages: Pages, by_session: bool
+    database: ChosenDatabase, query: str, where: Any, pages: Pages, by_session: bool
 ) -> None:
     """Find messages and titles that contain all words, newest first.
 
@@ -186,7 +186,7 @@ def _lines(item: Any) -> Iterator[str]:
 @click.option("--junit", metavar="FILE", help="Write the results to this file, as JUnit XML.")
 @database_options(by=True)
 async def replay(
-    database: Database,
+    database: ChosenDatabase,
     session: str | None,
     agent: str,
     where: Any,

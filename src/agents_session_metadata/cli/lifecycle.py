@@ -22,7 +22,7 @@ from agents_session_metadata.values import id_problem
 
 from . import options, output
 from .app import cli
-from .connection import Database, database_options
+from .connection import ChosenDatabase, database_options
 from .options import Whole, flag, usage
 from .output import NoSessionError, NothingFoundError, show, shown
 
@@ -60,7 +60,11 @@ _HOOK_FIELDS = {"agent_id": ("a string", str), "agent_name": ("a string", str)}
 @options.meta
 @database_options(by=True, limits=True)
 async def start(
-    database: Database, session: str | None, agent: str, purpose: str | None, meta: Sequence[str]
+    database: ChosenDatabase,
+    session: str | None,
+    agent: str,
+    purpose: str | None,
+    meta: Sequence[str],
 ) -> None:
     """Start work in a session and print the session id."""
     import uuid
@@ -80,7 +84,11 @@ async def start(
 @click.option("--error", help="Record an error with this message.")
 @database_options(by=True, limits=True)
 async def phase(
-    database: Database, session: str, phase: str | None, meta: Sequence[str], error: str | None
+    database: ChosenDatabase,
+    session: str,
+    phase: str | None,
+    meta: Sequence[str],
+    error: str | None,
 ) -> None:
     """Enter a phase or record an error. Without both, print the current phase."""
     more = options.parse_pairs(meta, "--meta")
@@ -159,7 +167,7 @@ _ANSWER = {
 @flag("--test", help="Print the request of a hook and its answer, without a database.")
 @database_options(by=True, timeout=5.0)
 async def resume_check(
-    database: Database,
+    database: ChosenDatabase,
     session: str | None,
     agent: str | None,
     phases: Sequence[str],
@@ -236,7 +244,11 @@ async def resume_check(
 @flag("--hook", help="Read the JSON of an orchestrator's stop hook from stdin.")
 @database_options(by=True, limits=True)
 async def finish(
-    database: Database, session: str | None, outcome: str | None, summary: str | None, hook: bool
+    database: ChosenDatabase,
+    session: str | None,
+    outcome: str | None,
+    summary: str | None,
+    hook: bool,
 ) -> None:
     """End the work of a session.
 
@@ -259,7 +271,9 @@ async def finish(
     await show({"session_id": session, "metadata": metadata})
 
 
-async def _finish_by_hook(database: Database, session: str | None, summary: str | None) -> None:
+async def _finish_by_hook(
+    database: ChosenDatabase, session: str | None, summary: str | None
+) -> None:
     output.answer_in_json()
     if session is not None:
         usage("pass only one of SESSION and --hook")
@@ -290,7 +304,9 @@ async def _finish_by_hook(database: Database, session: str | None, summary: str 
     await show(answer)
 
 
-async def _hook_answer(database: Database, request: JSONObject, policy: ResumePolicy) -> JSONObject:
+async def _hook_answer(
+    database: ChosenDatabase, request: JSONObject, policy: ResumePolicy
+) -> JSONObject:
     """Answers a request in the names of the hook's request, and counts the answer."""
     checked = _checked(request, _HOOK_FIELDS)
     session, agent = checked.get("agent_id"), checked.get("agent_name")

@@ -13,7 +13,7 @@ from agents_session_metadata.text import ago, ascii_json, escaped
 
 from . import options, output
 from .app import cli
-from .connection import Database, database_options
+from .connection import ChosenDatabase, database_options
 from .options import confirm, flag, usage
 from .output import STDOUT, NothingFoundError, Pages, Table, blocking, counted, show, shown
 
@@ -38,7 +38,7 @@ _as_option = click.option("--as", "by_name", help="Who decides; stored with the 
 @options.pages("runs", 20)
 @database_options()
 async def runs(
-    database: Database, status: Any, follow: str | None, where: Any, pages: Pages
+    database: ChosenDatabase, status: Any, follow: str | None, where: Any, pages: Pages
 ) -> None:
     """List runs that work, wait for an approval, were interrupted or failed, newest first.
 
@@ -73,7 +73,7 @@ async def runs(
 @_as_option
 @database_options(by=True)
 async def approve(
-    database: Database, session: str, call: str | None, every: bool, by_name: str | None
+    database: ChosenDatabase, session: str, call: str | None, every: bool, by_name: str | None
 ) -> None:
     """Approve a call of a waiting run. A later decision replaces an earlier one.
 
@@ -90,7 +90,7 @@ async def approve(
 @_as_option
 @database_options(by=True)
 async def reject(
-    database: Database,
+    database: ChosenDatabase,
     session: str,
     call: str | None,
     every: bool,
@@ -105,7 +105,7 @@ async def reject(
 @options.session
 @options.yes
 @database_options(by=True)
-async def discard(database: Database, session: str, yes: bool) -> None:
+async def discard(database: ChosenDatabase, session: str, yes: bool) -> None:
     """Give up a run that waits, was interrupted or has failed.
 
     Its messages stay. Calls without an output are removed.
@@ -124,7 +124,7 @@ async def discard(database: Database, session: str, yes: bool) -> None:
 @cli.command(epilog="Example: agent-sessions stop chat-1")
 @options.session
 @database_options(by=True)
-async def stop(database: Database, session: str) -> None:
+async def stop(database: ChosenDatabase, session: str) -> None:
     """End a run that works, waits or was interrupted, wherever it works.
 
     The text so far of a run that can be followed stays in the history. Calls without an output are
@@ -140,7 +140,7 @@ async def stop(database: Database, session: str) -> None:
     await show(document, message="stopped the run")
 
 
-async def _follow(database: Database, session: str, *, as_lines: bool) -> None:
+async def _follow(database: ChosenDatabase, session: str, *, as_lines: bool) -> None:
     from agents_session_metadata import SessionRuns
 
     transcript, found = Transcript(), 0
@@ -213,7 +213,7 @@ def _call(call: dict[str, Any]) -> str:
 
 
 async def _decide(
-    database: Database, session: str, call: str | None, every: bool, **decision: Any
+    database: ChosenDatabase, session: str, call: str | None, every: bool, **decision: Any
 ) -> None:
     from agents_session_metadata import SessionRuns
 

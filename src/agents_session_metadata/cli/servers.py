@@ -10,7 +10,7 @@ import click
 
 from . import options, output
 from .app import cli
-from .connection import Database, database_options
+from .connection import ChosenDatabase, database_options
 from .options import Whole, flag, usage
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _HOST = "127.0.0.1"
 @flag("--plain", help="Answer get_metadata with {KEY: VALUE} and nothing else; see the docs.")
 @flag("--create", help="Let set_metadata create sessions without create=true.")
 @database_options(limits=True, serves=True)
-async def serve_mcp(database: Database, **settings: Any) -> None:
+async def serve_mcp(database: ChosenDatabase, **settings: Any) -> None:
     """Run an MCP server on stdin and stdout, for agents.
 
     The server is read-only unless --allow-write is given, and restricted to --scope.
@@ -66,7 +66,7 @@ async def serve_mcp(database: Database, **settings: Any) -> None:
 )
 @database_options(limits=True, serves=True)
 async def serve_web(
-    database: Database,
+    database: ChosenDatabase,
     allow_write: bool,
     demo: bool,
     name: str | None,

@@ -15,7 +15,7 @@ from agents_session_metadata.text import ago, ascii_json
 
 from . import options, output
 from .app import cli
-from .connection import Database, database_options
+from .connection import ChosenDatabase, database_options
 from .options import Whole, flag, usage
 from .output import NoSessionError, NothingFoundError, Pages, Table, counted, show, shown
 
@@ -46,7 +46,7 @@ _RECORDED = (known.RUN_KEYS - _SHOWN) | {known.TITLE_AUTO, known.CHATKIT}
 @flag("--count-items", help="Count items.")
 @database_options()
 async def list_sessions(
-    database: Database,
+    database: ChosenDatabase,
     where: Any,
     status: str | None,
     order_by: str,
@@ -88,7 +88,7 @@ async def list_sessions(
 @cli.command("show", epilog="Example: agent-sessions show chat-1")
 @options.session
 @database_options(by=True)
-async def show_session(database: Database, session: str) -> None:
+async def show_session(database: ChosenDatabase, session: str) -> None:
     """Show one session: times, number of items, metadata."""
     corrupt: list[Exception] = []
     async with database.open() as catalog:
@@ -103,7 +103,7 @@ async def show_session(database: Database, session: str) -> None:
 @options.session
 @click.argument("keys", metavar="[KEY]...", nargs=-1, help="The keys. Default: all.")
 @database_options(by=True)
-async def get(database: Database, session: str, keys: Sequence[str]) -> None:
+async def get(database: ChosenDatabase, session: str, keys: Sequence[str]) -> None:
     """Print the metadata of a session: one value, some keys, or all keys.
 
     For one key, only the value is printed. With --json, missing keys are null.
@@ -142,7 +142,7 @@ _dry_run = flag("--dry-run", help="With --where: print the number of sessions, c
 @_dry_run
 @database_options(by=True, limits=True)
 async def set_metadata(
-    database: Database,
+    database: ChosenDatabase,
     session: str | None,
     pairs: Sequence[str],
     meta: Sequence[str],
@@ -187,7 +187,7 @@ async def set_metadata(
 @_dry_run
 @database_options(by=True)
 async def unset(
-    database: Database,
+    database: ChosenDatabase,
     session: str | None,
     keys: Sequence[str],
     every: bool,
@@ -218,7 +218,7 @@ async def unset(
 
 
 async def _change_each(
-    database: Database,
+    database: ChosenDatabase,
     where: str | None,
     dry_run: bool,
     change: Callable[[SessionCatalog, str], Awaitable[int | None]],
@@ -244,7 +244,7 @@ async def _change_each(
 @options.filters
 @options.active
 @database_options()
-async def count(database: Database, where: Any) -> None:
+async def count(database: ChosenDatabase, where: Any) -> None:
     """Print the number of matching sessions."""
     async with database.open() as catalog:
         found = await catalog.count_sessions(where)
@@ -259,7 +259,7 @@ async def count(database: Database, where: Any) -> None:
     "--limit", type=Whole(1, output.LONGEST_PAGE), default=20, help="Maximum number of values."
 )
 @database_options()
-async def values(database: Database, key: str, where: Any, limit: int) -> None:
+async def values(database: ChosenDatabase, key: str, where: Any, limit: int) -> None:
     """Print the values of a key, with the number of sessions per value or list element."""
     async with database.open() as catalog:
         counts = await catalog.count_values(key, where, limit=limit)
@@ -274,7 +274,7 @@ async def values(database: Database, key: str, where: Any, limit: int) -> None:
 @options.filters
 @options.jsonl
 @database_options()
-async def last(database: Database, agent: str | None, where: Any, as_lines: bool) -> None:
+async def last(database: ChosenDatabase, agent: str | None, where: Any, as_lines: bool) -> None:
     """Show the most recently active session of each agent, or one that matches.
 
     With --agent or a filter, the command shows one session. Without them, it lists the last session
@@ -295,7 +295,7 @@ async def last(database: Database, agent: str | None, where: Any, as_lines: bool
     await (output.write_lines([_record(info)]) if as_lines else _show_details(info))
 
 
-async def _show_last_of_each(database: Database, as_lines: bool) -> None:
+async def _show_last_of_each(database: ChosenDatabase, as_lines: bool) -> None:
     async with database.open() as catalog:
         found = await catalog.last_sessions(known.AGENT, limit=1000, count_items=True)
     if not found:
@@ -318,7 +318,7 @@ async def _show_last_of_each(database: Database, as_lines: bool) -> None:
 @options.jsonl
 @database_options(serves=True)
 async def watch(
-    database: Database, where: Any, interval: float, initial: bool, as_lines: bool
+    database: ChosenDatabase, where: Any, interval: float, initial: bool, as_lines: bool
 ) -> None:
     """Print a line for each session that is added, changed or removed, until Ctrl-C.
 

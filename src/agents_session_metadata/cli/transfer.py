@@ -18,7 +18,7 @@ from agents_session_metadata.text import ascii_json, strict_json
 
 from . import options, output
 from .app import cli
-from .connection import Database, database_options
+from .connection import ChosenDatabase, database_options
 from .options import confirm, flag, usage
 from .output import NothingFoundError, counted, show, shown
 
@@ -33,7 +33,7 @@ _CHUNK = 1 << 16
 @click.argument("sessions", metavar="SESSION...", nargs=-1, required=True, help="The session ids.")
 @options.yes
 @database_options(by=True)
-async def delete(database: Database, sessions: Sequence[str], yes: bool) -> None:
+async def delete(database: ChosenDatabase, sessions: Sequence[str], yes: bool) -> None:
     """Delete sessions with their history and metadata."""
     what = counted(len(sessions), "session") if sessions[1:] else f"session {shown(sessions[0])}"
     await confirm(f"Delete {what} with history and metadata?", yes=yes)
@@ -64,7 +64,7 @@ async def delete(database: Database, sessions: Sequence[str], yes: bool) -> None
 @options.yes
 @database_options()
 async def cleanup(
-    database: Database,
+    database: ChosenDatabase,
     hours: float | None,
     days: float | None,
     where: Any,
@@ -124,7 +124,7 @@ async def _oldest(catalog: SessionCatalog, where: Any, age: timedelta | None) ->
 @options.yes
 @database_options()
 async def erase(
-    database: Database,
+    database: ChosenDatabase,
     owner: str,
     decided_by: str | None,
     keep_usage: bool,
@@ -172,7 +172,7 @@ async def erase(
 @flag("--complete", help="With --owner: all data of a person, also usage and decisions.")
 @database_options(by=True)
 async def export(
-    database: Database,
+    database: ChosenDatabase,
     sessions: Sequence[str],
     where: Any,
     file: str | None,
@@ -275,7 +275,7 @@ def _eval_lines(record: Any) -> list[Any]:
 @options.yes
 @database_options(limits=True)
 async def import_sessions(
-    database: Database, file: str | None, on_conflict: Any, skip_invalid: bool, yes: bool
+    database: ChosenDatabase, file: str | None, on_conflict: Any, skip_invalid: bool, yes: bool
 ) -> None:
     """Import exported sessions into this database.
 

@@ -12,7 +12,7 @@ from agents_session_metadata.types import USAGE_FIELDS
 
 from . import options, output
 from .app import cli
-from .connection import Database, database_options
+from .connection import ChosenDatabase, database_options
 from .output import NothingFoundError, Table, show, shown
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _NUMBERS = {
 @click.option("--until", type=options.day, help="The last day (UTC).")
 @database_options()
 async def usage(
-    database: Database,
+    database: ChosenDatabase,
     owner: str | None,
     session: str | None,
     fields: Sequence[str],
@@ -86,7 +86,7 @@ async def usage(
 @cli.command(epilog="Example: agent-sessions statistics --owner u1 --since 7d")
 @options.filters
 @database_options()
-async def statistics(database: Database, where: Any) -> None:
+async def statistics(database: ChosenDatabase, where: Any) -> None:
     """Print totals of sessions: their status, runs, tokens, cost, durations, errors and tools."""
     async with database.open() as catalog:
         found = await catalog.statistics(where)
