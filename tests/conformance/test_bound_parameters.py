@@ -84,6 +84,10 @@ async def scoped(catalog: SessionCatalog, text: str) -> int:
     return await catalog.scoped({text: text}).count_sessions()
 
 
+async def erase(catalog: SessionCatalog, text: str) -> None:
+    await catalog.erase({"$session_id": {"$prefix": f"{text[:200]} no"}}, by=text)
+
+
 async def readable(catalog: SessionCatalog, where: Any) -> int:
     return await catalog.readable(where).count_sessions()
 
@@ -131,6 +135,7 @@ BY_TEXT: dict[str, Call] = {
     "delete_metadata": lambda catalog, text: catalog.delete_metadata(text, [text, "fraction"]),
     "delete_session": lambda catalog, text: catalog.delete_session(text),
     "scoped": scoped,
+    "erase": erase,
     "feedback": lambda catalog, text: catalog.feedback(text),
     "last_sessions": lambda catalog, text: catalog.last_sessions(text),
     "usage": lambda catalog, text: catalog.usage(owner_id=text, session_id=text, by=["agent"]),

@@ -755,7 +755,7 @@ async def test_an_encrypted_session_requires_encrypt(catalog, shop) -> None:
     for table in ("_runs", "_run_steps", "_run_keys"):
         rows = await raw.execute(catalog.engine, f"SELECT * FROM agent_sessions_metadata{table}")
         for row in rows:
-            words = ("Hi sesame", "saw sesame", "place", "no connection")
+            words = ("Hi sesame", "saw sesame", 'place"', "place\\", "no connection")
             assert not any(word in str(value) for value in row for word in words)
     blind = SessionRuns(catalog, encrypt=fernet.encrypt)
     [info] = (await blind.list()).runs

@@ -16,6 +16,7 @@ from agents.usage import Usage
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from processes import run_processes
 from scaling import scale
+from sqlalchemy import insert, select
 
 from agents_session_metadata import (
     MetadataLimits,
@@ -212,11 +213,14 @@ async def test_rows_outlive_the_session(session, catalog, engine):
     assert len(await catalog.usage()) == 1
 
 
-async def test_many_rows_are_deleted(session, catalog, engine, monkeypatch):
-    monkeypatch.setattr("agents_session_metadata.usage.ledger._BATCH", 3)
-    for _ in range(7):
-        await run(session)
-    assert await catalog.delete_usage(before=today() + timedelta(days=1)) == 7
+async def test_many_rows_are_deleted(session, catalog, engine):
+    await run(session)
+    [usage] = catalog._store.database.tables.group("usage").tables
+    async with engine.begin() as connection:
+        [row] = (await connection.execute(select(usage))).mappings()
+        copy = {name: value for name, value in row.items() if name != "id"}
+        await connection.execute(insert(usage), [copy] * 1_000)
+    assert await catalog.delete_usage(before=today() + timedelta(days=1)) == 1_001
     assert await catalog.usage() == []
 
 
