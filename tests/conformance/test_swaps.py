@@ -186,9 +186,11 @@ async def test_a_fork_to_an_id_that_becomes_free(shared_database: Database):
         await swap(shared_database)
 
     def looks_for_the_copy(statement: str, parameters: object) -> bool:
-        return statement.startswith("SELECT agent_sessions.session_id") and "copy" in str(
-            parameters
+        # PostgreSQL inserts the row, or locks the one that is there, by one statement.
+        locks = statement.startswith(
+            ("SELECT agent_sessions.session_id", "INSERT INTO agent_sessions ")
         )
+        return locks and "copy" in str(parameters)
 
     thread = meanwhile(engine, free_and_swap, looks_for_the_copy)
     with contextlib.suppress(SessionExistsError, SessionNotFoundError):
