@@ -228,6 +228,7 @@ def test_no_command_waits_for_the_sdk(tmp_path):
         *("finish chat completed", "export --output records", "delete chat --yes"),
         *("import records", "cleanup --hours 1 --yes", "ddl --dialect sqlite", "doctor"),
         *("index create $updated_at", "index list", "index drop $updated_at", "size"),
+        "erase --owner u1 --yes",
     ]
     # These are about the SDK's own items, or are servers.
     others = {"mcp", "web", "history", "rewind", "fork", "usage", "search", "replay", "watch"}
