@@ -15,7 +15,7 @@ from scaling import scale
 from agents_session_metadata import SessionCatalog, SessionRuns
 from conformance.following import Client, plain, speaking, until
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.dialect, pytest.mark.thorough]
 
 WORKER = """
 import asyncio, sys

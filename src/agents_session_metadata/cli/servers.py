@@ -125,6 +125,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((_HOST, port))
+            listener.listen()  # Before the address is printed.
         except OSError as error:
             sentence = f"port {port}: {error.strerror}; choose another with --port"
             raise click.ClickException(sentence) from None
