@@ -214,8 +214,8 @@ class SQLite(Dialect):
     def existing(
         self, connection: Connection, sessions: Table, names: Sequence[str], *, parts: bool
     ) -> Existing:
-        given = {"names": json.dumps(list(names)), "parts": parts}
-        found = self.ask(connection, sessions, _EXISTING, **given).all()
+        query = _EXISTING + _COLUMNS if parts else _EXISTING
+        found = self.ask(connection, sessions, query, names=json.dumps(list(names))).all()
         triggers = {name: frozenset[str]() for kind, _, name in found if kind == "trigger"}
         tables = [(table, name) for kind, table, name in found if kind != "trigger"]
         return {**triggers, **by_table(names, tables)}
@@ -227,11 +227,11 @@ class SQLite(Dialect):
             return None
 
 
-_EXISTING = (
-    "SELECT type, tbl_name, name FROM {schema}sqlite_master WHERE type <> 'view'"
+_EXISTING = "SELECT type, tbl_name, name FROM {schema}sqlite_master WHERE type <> 'view'"
+_COLUMNS = (
     " UNION ALL SELECT 'column', m.name, c.name FROM (SELECT name FROM {schema}sqlite_master"
     # A virtual table can be of a module that this process does not have.
-    " WHERE :parts AND type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
+    " WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
     " AND lower(name) IN (SELECT lower(value) FROM json_each(:names))) m"
     " JOIN pragma_table_info(m.name, :schema) c"
 )
