@@ -52,7 +52,9 @@ def runs(session: nox.Session) -> None:
     session.install(
         "--constraint", str(constraints), ".[sqlite,postgresql,mysql,web,testing]", *needed
     )
-    tests = sorted(str(path) for path in Path("tests/conformance").glob("test_runs*.py"))
+    folder = Path("tests/conformance")
+    paths = [*folder.glob("test_runs*.py"), *folder.glob("test_background*.py")]
+    tests = sorted(map(str, paths))
     options = ["-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider"]
     chosen = session.posargs or [*tests, "-k", "sqlite or postgresql"]
     session.run("python", "-m", "pytest", *options, *chosen)
