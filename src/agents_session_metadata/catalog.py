@@ -1535,15 +1535,6 @@ class SessionCatalog:
 
     # ---- helpers ----
 
-    async def _only_session(self, key: str, value: JSONValue) -> str:
-        """Returns the id of the only session with a value under a key, or raises `LookupError`."""
-        wanted = normalize_agent(value) if key == AGENT and isinstance(value, str) else value
-        page = await self.list_sessions({key: {"$eq": wanted}}, limit=2, keys=[])
-        if len(page.sessions) == 1:
-            return page.sessions[0].session_id
-        problem = "more than one session has" if page.sessions else "no session has"
-        raise LookupError(f"{problem} {key}={value}")
-
     def _texts(self, items: Iterable[Mapping[str, Any]]) -> list[str]:
         return item_texts(items, ensure_ascii=self._session_arguments["ensure_ascii"])
 

@@ -162,26 +162,6 @@ class _Pages:
         return [*question, "back"] if back else question
 
 
-async def cursors_at(store: ScopedStore, session_id: str, item_id: int) -> tuple[str, str] | None:
-    """Returns the cursors of the items before an item, newest first, and of it and those after it.
-
-    None if the item does not exist within the scope.
-    """
-
-    def find(connection: Connection) -> PlacedItem | None:
-        try:
-            return find_item(store, connection, session_id, item_id)
-        except ItemNotFoundError:
-            return None
-
-    found = await _read(store, session_id, find)
-    if found is None:
-        return None
-    newer = _Pages(store, session_id, newest_first=False)
-    older = _Pages(store, session_id, newest_first=True)
-    return older._encode(found[1]), newer._encode(newer.before(found[1]))
-
-
 # ---- single items ----
 
 
