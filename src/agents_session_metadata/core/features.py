@@ -234,10 +234,12 @@ def hold(database: Database, connection: Connection, session_id: str) -> Excepti
 
 def prepare_change(database: Database, connection: Connection, session_id: str) -> None:
     """Raises if the history of a locked session must not change now."""
-    problem = hold(database, connection, session_id)
-    if problem is not None:
-        raise problem
-    for feature in in_use(database, connection):
+    used = list(in_use(database, connection))
+    for feature in used:
+        problem = feature.hold(database, connection, session_id)
+        if problem is not None:
+            raise problem
+    for feature in used:
         feature.give_up(database, connection, session_id)
 
 
