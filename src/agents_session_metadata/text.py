@@ -117,6 +117,11 @@ def parse_time(value: object) -> datetime | None:
     return found.replace(tzinfo=timezone.utc) if found.tzinfo is None else found
 
 
+def is_encrypted(item: object) -> bool:
+    """Recognizes an item that was written through the SDK's `EncryptedSession`."""
+    return isinstance(item, dict) and item.get("__enc__") == 1
+
+
 def texts_of(content: object) -> Iterator[str]:
     """Yields the texts of a message's content, those of refusals among them."""
     for part in content if isinstance(content, list) else [content]:

@@ -13,6 +13,7 @@ from agents_session_metadata.runs.claim import Settings, lock_run, statements
 from agents_session_metadata.runs.execution import RunSession
 from agents_session_metadata.runs.feature import FAILED, RUNS, STOPPED, WAITING, give_up
 from agents_session_metadata.runs.record import Progress
+from agents_session_metadata.text import is_encrypted
 
 from .following import FixedSession, Opener
 from .items import Item, left_messages
@@ -41,7 +42,7 @@ async def cancel_run(
             found = read_history(database, connection, session_id, after=progress.base)
             items = [(each.item_id, each.item) for each in found if each.item is not UNREADABLE]
             # In an encrypted history, nothing is stored in plain text.
-            if wrap is not None or not any(is_sealed(item) for _, item in items):
+            if wrap is not None or not any(is_encrypted(item) for _, item in items):
                 steps = _steps(settings, connection, session_id)
                 # In this transaction: the wrapper encrypts, and reads no database.
                 texts = await_only(sealed(items, steps))
@@ -53,11 +54,6 @@ async def cancel_run(
         return True
 
     return await database.write(write, prepare=store.is_restricted)
-
-
-def is_sealed(item: Any) -> bool:
-    """Tells an item of the SDK's `EncryptedSession`."""
-    return isinstance(item, dict) and item.get("__enc__") == 1
 
 
 def _steps(settings: Settings, connection: Connection, session_id: str) -> list[Any]:

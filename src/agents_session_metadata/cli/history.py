@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agents_session_metadata.text import content_texts, escaped
+from agents_session_metadata.text import content_texts, escaped, is_encrypted
 
 from . import options, output
 from .app import cli
@@ -152,7 +152,7 @@ def _lines(item: Any) -> Iterator[str]:
     """Yields the kind of an item, then its text."""
     if not isinstance(item, dict):
         yield from ("item", shown(item))
-    elif item.get("__enc__") == 1:
+    elif is_encrypted(item):
         yield "encrypted"
     elif "role" in item:
         yield str(item["role"])

@@ -20,6 +20,7 @@ from agents_session_metadata.core.messages import (
 )
 from agents_session_metadata.errors import SessionChangedError
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.text import is_encrypted
 from agents_session_metadata.types import ItemInfo
 from agents_session_metadata.values import check_id_type
 
@@ -117,8 +118,7 @@ async def rewind(store: ScopedStore, session_id: str, cut: Cut) -> list[ItemInfo
 
 
 def check_not_encrypted(items: Iterable[Any]) -> None:
-    """Recognizes items that were written through the SDK's `EncryptedSession`."""
-    if any(isinstance(item, dict) and item.get("__enc__") == 1 for item in items):
+    if any(map(is_encrypted, items)):
         raise ValueError(
             "the history is encrypted, so its turns and pairs of items cannot be recognized"
         )

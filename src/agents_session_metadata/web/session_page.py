@@ -20,7 +20,7 @@ from agents_session_metadata.errors import (
     ItemNotFoundError,
     SessionNotFoundError,
 )
-from agents_session_metadata.text import ascii_json, parse_time
+from agents_session_metadata.text import ascii_json, is_encrypted, parse_time
 from agents_session_metadata.types import ItemInfo, ItemPage, Metadata, SessionInfo, UsageRow
 from agents_session_metadata.values import id_problem
 
@@ -300,7 +300,7 @@ def _step(info: ItemInfo) -> Step:
 
     if not isinstance(item, dict):
         return step("other", "item", as_json(item))
-    if item.get("__enc__") == 1:
+    if is_encrypted(item):
         return step("encrypted", "encrypted item", "")
     kind = shown(item.get("type", ""), 60)
     if "role" in item:
