@@ -37,7 +37,7 @@ class FixedSession:
 
     def __init__(self, session_id: str, items: list[Any]) -> None:
         self.session_id = session_id
-        self.items = items
+        self.items: list[Any] = items
 
     async def get_items(self, limit: int | None = None, **_: Any) -> list[Any]:  # noqa: ARG002
         return self.items

@@ -17,7 +17,7 @@ MODULES = {
     "runs": "Runs",
     "usage": "Usage",
     "transfer": "Delete and move",
-    "database": "ChosenDatabase",
+    "database": "Database",
     "servers": "Servers",
 }
 
@@ -50,11 +50,11 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    command_class = Command
+    command_class: type[click.Command] | None = Command
 
 
 class _Application(Group):
-    group_class = Group
+    group_class: type[click.Group] | type[type] | None = Group
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for module in MODULES:

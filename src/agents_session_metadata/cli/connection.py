@@ -179,9 +179,10 @@ def database_options(
             params.pop("as_json", None)  # `show` looks at it
             asyncio.run(_run(function, database, params))
 
+        decorated: Callable[..., None] = command
         for add in reversed(added):
-            command = add(command)
-        return command
+            decorated = add(decorated)
+        return decorated
 
     return decorate
 

@@ -27,9 +27,10 @@ class Whole(click.IntRange):
 
 
 Function: TypeAlias = Callable[..., Any]
+Decorator: TypeAlias = Callable[[Function], Function]
 
 PAIRS = "KEY=VALUE"
-flag = partial(click.option, is_flag=True)
+flag: Callable[..., Decorator] = partial(click.option, is_flag=True)
 
 
 def completing(*values: str) -> Any:
@@ -37,17 +38,17 @@ def completing(*values: str) -> Any:
     return lambda _ctx, _param, text: [each for each in values if each.startswith(text)]
 
 
-session = click.argument("session", help="The session id.")
-optional_session = click.argument("session", required=False, help="The session id.")
-meta = click.option(
+session: Decorator = click.argument("session", help="The session id.")
+optional_session: Decorator = click.argument("session", required=False, help="The session id.")
+meta: Decorator = click.option(
     "--meta",
     multiple=True,
     metavar=PAIRS,
     help="Metadata to store; repeatable. VALUE is parsed as JSON; if it is not valid JSON, it is "
     "stored as a string.",
 )
-jsonl = flag("--jsonl", "as_lines", help="Print one JSON document per line.")
-yes = flag("--yes", "-y", help="Do not ask for confirmation.")
+jsonl: Decorator = flag("--jsonl", "as_lines", help="Print one JSON document per line.")
+yes: Decorator = flag("--yes", "-y", help="Do not ask for confirmation.")
 
 
 def filters(function: Function) -> Function:
@@ -116,11 +117,11 @@ def _with_times(where: Any, *, is_time: bool) -> Any:
     return moment(where).isoformat() if is_relative else where
 
 
-active = flag("--active", help="Only sessions whose status is active.")
+active: Decorator = flag("--active", help="Only sessions whose status is active.")
 """Goes below `filters`, which adds it to the filter."""
 
 
-def pages(name: str, usual: int, most: int = LONGEST_PAGE) -> Callable[[Function], Function]:
+def pages(name: str, usual: int, most: int = LONGEST_PAGE) -> Decorator:
     """Adds the options that select pages. The command receives them as `pages`.
 
     `name` is the attribute of a page with its entries, `usual` the default of --limit.

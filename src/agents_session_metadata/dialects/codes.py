@@ -11,15 +11,15 @@ import asyncio
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-TRANSIENT = {
+TRANSIENT: set[int | str] = {
     *(5, 6),  # SQLITE_BUSY, SQLITE_LOCKED
     *("40001", "40P01"),  # serialization failure, deadlock
     *(1213, 1205, 1020),  # deadlock, lock wait timeout, changed since the snapshot
     1047,  # a Galera node is not ready
 }
-HELD = {5, 6, "55P03", 1205, 3572}
+HELD: set[int | str] = {5, 6, "55P03", 1205, 3572}
 """Another transaction has locked a row or a table."""
-CREATION_RACE = {
+CREATION_RACE: set[int | str] = {
     # duplicate table, object and column, and the unique index of the catalog behind them
     *("42P07", "42710", "42701", "23505"),
     # table, trigger, index or column exists; duplicate foreign key, in its two forms; deadlock;
@@ -27,7 +27,7 @@ CREATION_RACE = {
     *(1050, 1359, 1061, 1060, 1826, 1005, 1684, 1213, 1146),
 }
 """A CREATE failed because another process ran the same one first."""
-DENIED = {
+DENIED: set[int | str] = {
     8,  # SQLITE_READONLY
     *("42501", "25006"),  # insufficient privilege, replica
     *(1044, 1142, 1290),  # denied on a database or a table, read-only server

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from typing import ClassVar
 
 from sqlalchemy import (
     BigInteger,
@@ -46,7 +47,7 @@ _SWEPT = 100
 
 class IdempotencyFeature(Feature):
     name = IDEMPOTENCY
-    suffixes = ("_idempotency",)
+    suffixes: ClassVar[tuple[str, ...]] = ("_idempotency",)
 
     def define(self, make: TableMaker) -> None:
         [name] = make.names

@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
@@ -243,7 +243,7 @@ def delete_outcome(
 
 class RunsFeature(Feature):
     name = RUNS
-    suffixes = ("_runs", "_run_steps", "_run_keys", "_run_decisions")
+    suffixes: ClassVar[tuple[str, ...]] = ("_runs", "_run_steps", "_run_keys", "_run_decisions")
 
     def define(self, make: TableMaker) -> None:
         define(make)

@@ -342,7 +342,7 @@ async def add_native(database: Database) -> bool:
 
 class SearchFeature(Feature):
     name = TEXT
-    suffixes = ("_text", "_text_state")
+    suffixes: ClassVar[tuple[str, ...]] = ("_text", "_text_state")
 
     def define(self, make: TableMaker) -> None:
         define(make)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import Connection, func, select
 
@@ -86,8 +86,8 @@ async def read_feedback(store: ScopedStore, session_id: str) -> list[Feedback]:
 
 class ThreadsFeature(Feature):
     name = THREADS
-    suffixes = ("_thread_items", "_attachments", "_feedback")
-    field = "thread_items"
+    suffixes: ClassVar[tuple[str, ...]] = ("_thread_items", "_attachments", "_feedback")
+    field: ClassVar[str | None] = "thread_items"
 
     def define(self, make: TableMaker) -> None:
         define(make)

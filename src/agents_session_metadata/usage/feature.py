@@ -1,6 +1,7 @@
 """The part of the usage ledger in the core: its table, which `ledger` defines."""
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from sqlalchemy import Connection, delete, select
 
@@ -14,7 +15,7 @@ from .ledger import BATCH, USAGE, anonymize, define, owner_key
 
 class UsageFeature(Feature):
     name = USAGE
-    suffixes = ("_usage",)
+    suffixes: ClassVar[tuple[str, ...]] = ("_usage",)
 
     def define(self, make: TableMaker) -> None:
         define(make)
