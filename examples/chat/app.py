@@ -144,13 +144,23 @@ async def not_found(_request: Request, _error: SessionNotFoundError) -> JSONResp
     return JSONResponse({"detail": "no such chat"}, 404)
 
 
-@app.exception_handler(SessionBusyError)
-@app.exception_handler(SessionPausedError)
-@app.exception_handler(RunInterruptedError)
-@app.exception_handler(RunFailedError)
-@app.exception_handler(RunCancelledError)
+# The texts of the errors are for developers.
+CONFLICTS: dict[type[Exception], str] = {
+    SessionBusyError: "The last answer is not finished. Wait for it, or stop it.",
+    SessionPausedError: "Approve or reject the call first.",
+    RunInterruptedError: "The last answer was interrupted, and will go on.",
+    RunFailedError: "The answer to this message failed. Send it again.",
+    RunCancelledError: "The answer to this message was stopped.",
+}
+
+
 async def conflict(_request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": str(error)}, 409)
+    words = next(words for kind, words in CONFLICTS.items() if isinstance(error, kind))
+    return JSONResponse({"detail": words}, 409)
+
+
+for kind in CONFLICTS:
+    app.add_exception_handler(kind, conflict)
 
 
 @app.get("/")

@@ -44,6 +44,9 @@ function follow(after) {
 
 const deltaOf = (event) => event.type === "response.output_text.delta" ? event.delta : "";
 
+// The text of an error is for developers: the page has words of its own.
+const FAILURES = { BudgetExceededError: "Your budget is used up." };
+
 const handlers = {
   snapshot(event) {
     const kept = items.findIndex((item) => item.id && item.id === event.after);
@@ -64,7 +67,7 @@ const handlers = {
   status(event) {
     setRun(event);
     text = "";
-    problem = event.status === "failed" && event.error ? event.error.message : "";
+    problem = event.status === "failed" ? FAILURES[event.error?.type] || "The answer failed. Send the message again." : "";
     showChats();
   },
 };

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from agents_session_metadata import (
     Budget,
@@ -36,7 +36,6 @@ from agents_session_metadata import (
     SessionTitler,
     SessionTracker,
 )
-from agents_session_metadata.web import browser_app
 
 catalog = SessionCatalog.from_url(
     os.environ.get("AGENT_SESSIONS_URL") or "sqlite:///chat.db", create_tables=True
@@ -176,15 +175,17 @@ async def post_decision(request: Request) -> JSONResponse:
 
 
 async def problem(_: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, STATUS[type(error)])
+    status, words = PROBLEMS[type(error)]
+    return JSONResponse({"error": words}, status)
 
 
-STATUS: dict[Any, int] = {
-    SessionNotFoundError: 404,
-    RunNotFoundError: 404,
-    SessionBusyError: 409,
-    SessionPausedError: 409,
-    BudgetExceededError: 429,
+# The texts of the errors are for developers.
+PROBLEMS: dict[Any, tuple[int, str]] = {
+    SessionNotFoundError: (404, "This chat does not exist."),
+    RunNotFoundError: (404, "This question was answered before."),
+    SessionBusyError: (409, "The last answer is not finished. Try again later."),
+    SessionPausedError: (409, "Approve or reject the call first."),
+    BudgetExceededError: (429, "Your budget of today is used up."),
 }
 
 
@@ -206,9 +207,8 @@ app = Starlette(
         Route("/chats/{id}", delete_chat, methods=["DELETE"]),
         Route("/chats/{id}/messages", post_message, methods=["POST"]),
         Route("/chats/{id}/calls/{call}", post_decision, methods=["POST"]),
-        Mount("/admin", browser_app(catalog, scope=None)),  # for operators, behind a login
     ],
-    exception_handlers=dict.fromkeys(STATUS, problem),
+    exception_handlers=dict.fromkeys(PROBLEMS, problem),
     lifespan=lifespan,
 )
 
