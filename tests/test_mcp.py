@@ -342,7 +342,8 @@ async def test_search_stays_in_the_scope(catalog, shared_database):
     await catalog.session("gt-alpha-Toast").add_items([{"role": "user", "content": "tram 28"}])
     await catalog.session("secret").add_items([{"role": "user", "content": "a secret tram"}])
     async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
-        assert "text index" in await tools.error("search_sessions", query="tram")
+        error = await tools.error("search_sessions", query="tram")
+        assert error == "there is no text index; ask the operator, do not try again"
     await catalog.create_index("$text")
     async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
         answer = await tools("search_sessions", query="TRAM")

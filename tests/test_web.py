@@ -17,6 +17,7 @@ from commands import run
 from conformance.approving import Deployer, deploys
 from servers import Database
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.routing import Mount
 
 from agents_session_metadata import SessionCatalog, SessionRuns
@@ -166,6 +167,9 @@ async def test_errors_say_nothing_of_the_inside(tmp_path, caplog) -> None:
     def scope(request):
         raise RuntimeError("secret-of-the-program")
 
+    def log_in(request):
+        raise HTTPException(303, headers={"Location": "/login"})
+
     url = f"sqlite:///{tmp_path}/secret-path/chat.db"
     async with SessionCatalog.from_url(url) as broken:
         for app, status in (
@@ -176,6 +180,9 @@ async def test_errors_say_nothing_of_the_inside(tmp_path, caplog) -> None:
                 answer = await browser.get("/")
                 assert answer.status_code == status
                 assert "secret" not in answer.text
+        async with client(browser_app(broken, scope=log_in)) as browser:
+            answer = await browser.get("/")
+            assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     assert "secret-of-the-program" in caplog.text
     # The driver's thread still tells the loop that it could not connect.
     for thread in threading.enumerate():

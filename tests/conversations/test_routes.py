@@ -500,6 +500,9 @@ async def test_corrupt_values(catalog):
         ):
             answer = await client.post("/conversations/s", json={"metadata": body})
             assert answer.status_code == status, answer.text
+            if status == 403:
+                message = "`owner_id` is written by the server and cannot be changed."
+                assert answer.json()["error"]["message"] == message
         answer = await client.post("/conversations/nobody", json={"metadata": {"a": 1}})
         assert answer.status_code == 404
 
@@ -508,6 +511,7 @@ async def test_search(catalog):
     async with raw_client(mounted(catalog)) as client, raw_client(mounted(catalog), "u2") as other:
         missing = await client.get("/search?q=tram")
         assert (missing.status_code, missing.headers["x-should-retry"]) == (501, "false")
+        assert "create" not in missing.json()["error"]["message"]  # That is for the server's log.
         await catalog.create_index("$text")
         items = [user("Which tram goes there?"), {"id": "msg_1", **user("the tram 28")}]
         metadata = {"title": "Trams: tram 28"}

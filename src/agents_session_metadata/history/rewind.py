@@ -72,10 +72,7 @@ class Cut:
                 if each.item_id == self.before and each.item is not UNREADABLE
             ]
         if not places:
-            raise ValueError(
-                f"the history has no item {self.before}; "
-                "pass an item_id of this session's list_items"
-            )
+            raise ValueError(f"the history has no item {self.before}")
         pair = separated_pair([each.item for each in history], places[0])
         if pair is not None:
             kept, removed = (history[each] for each in pair)

@@ -31,6 +31,7 @@ from agents_session_metadata.errors import (
     SessionChangedError,
     SessionNotFoundError,
     SessionPausedError,
+    TablesMissingError,
 )
 from agents_session_metadata.text import quoted, strict_json
 from agents_session_metadata.types import JSONObject
@@ -317,15 +318,17 @@ def answer_to(error: Exception) -> APIError:
             message = "The key was used for a request with another body."
             return APIError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
         case ScopeError():
-            param = None if error.key is None else f"metadata.{error.key}"
-            return APIError(403, str(error), param=param, code="read_only")
+            if error.key is None:
+                message = "You can read these conversations, but not change them."
+                return APIError(403, message, code="read_only")
+            message = f"`{error.key}` is written by the server and cannot be changed."
+            return APIError(403, message, param=f"metadata.{error.key}", code="read_only")
         case InvalidFilterError():
             return invalid(str(error), "key" if error.path == "key" else "where")
         case InvalidCursorError():
             message = "`after` is invalid, or belongs to another list, order or filter."
             return invalid(message, "after")
         case CorruptMetadataError():
-            # OpenAI's clients repeat every 5xx by themselves.
             param, headers = f"metadata.{error.key}", {"x-should-retry": "false"}
             return APIError(500, str(error), param, "corrupt_metadata", headers)
         case MetadataLimitError():
@@ -341,6 +344,12 @@ def answer_to(error: Exception) -> APIError:
         case SessionBusyError():
             message = "A run of the conversation works or is interrupted."
             return APIError(409, message, code="conversation_busy")
+        case TablesMissingError():
+            logger.warning("%s", error)
+            message = "The database of the server is not set up for this request."
+            # OpenAI's clients repeat every 5xx by themselves.
+            headers = {"x-should-retry": "false"}
+            return APIError(501, message, code="not_available", headers=headers)
         case _ if is_unavailable(error):
             logger.warning("the database is not available", exc_info=error)
             message = "The database is not available. Try again later."

@@ -25,7 +25,6 @@ from agents_session_metadata.errors import (
     ItemNotFoundError,
     SessionChangedError,
     SessionNotFoundError,
-    TablesMissingError,
 )
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONObject
@@ -216,10 +215,6 @@ class Call:
             page = await self.catalog.search(
                 query.q, self._where(), limit=query.limit, cursor=query.after
             )
-        except TablesMissingError as error:
-            # OpenAI's clients repeat every 5xx by themselves.
-            headers = {"x-should-retry": "false"}
-            raise APIError(501, str(error), code="not_available", headers=headers) from error
         except (InvalidFilterError, InvalidCursorError):
             raise
         except ValueError as error:

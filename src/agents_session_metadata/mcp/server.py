@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import StatementError
 
 from agents_session_metadata import SessionCatalog, is_unavailable
-from agents_session_metadata.errors import SessionMetadataError
+from agents_session_metadata.errors import SessionMetadataError, TablesMissingError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONObject
 from agents_session_metadata.values import check_id
@@ -174,6 +174,9 @@ class MetadataServer(Server[Any]):
         if problem is not None:
             logger.error("%s: database error %s: %s", tool, kind, cause)
             return f"database error ({kind}): {problem}"
+        if isinstance(error, TablesMissingError):
+            logger.error("%s: %s", tool, error)
+            return f"{str(error).partition('; create ')[0]}; ask the operator, do not try again"
         if isinstance(error, (SessionMetadataError, ValueError)):
             return str(error)
         logger.error("%s: unexpected error", tool, exc_info=error)

@@ -20,7 +20,6 @@ from agents_session_metadata.errors import (
     SessionChangedError,
     SessionNotFoundError,
     SessionPausedError,
-    TablesMissingError,
 )
 from agents_session_metadata.http.app import (
     MAX_STREAMS,
@@ -80,17 +79,8 @@ _REFUSALS = (
     (SessionNotFoundError, 404, "The session does not exist."),
     (ItemNotFoundError, 404, "The item does not exist any more."),
     (InvalidCursorError, 400, "This page belongs to another list. Go back to the first page."),
-    (
-        TablesMissingError,
-        503,
-        "Tables are missing. Create them with create_tables=True or a migration.",
-    ),
     (SessionChangedError, 409, "The history has changed in the meantime. Reload the session."),
-    (
-        SessionPausedError,
-        409,
-        "A run of the session waits for approvals. Decide and resume it, or discard it.",
-    ),
+    (SessionPausedError, 409, "A run of the session waits for approvals. Decide or discard it."),
     (SessionBusyError, 409, "A run of the session works or is interrupted. Try again later."),
 )
 
@@ -164,6 +154,7 @@ class _BrowserApp(HTTPApp):
             response = call.render(
                 "error.html", refused.status_code, refused=refused, phrase=phrase
             )
+            response.headers.update(refused.headers or {})  # such as those of a login
         response.headers.update(HEADERS)
         if call.uses_token:
             call.keep_token(response)
@@ -199,4 +190,5 @@ def _refusal(error: Exception) -> HTTPException:
         if isinstance(error, kind):
             return HTTPException(status, sentence)
     problem = answer_to(error)
-    return HTTPException(problem.status, f"{problem.message[:1].upper()}{problem.message[1:]}")
+    sentence = f"{problem.message[:1].upper()}{problem.message[1:]}"
+    return HTTPException(problem.status, sentence, problem.headers)

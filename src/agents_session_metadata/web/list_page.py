@@ -414,7 +414,8 @@ async def sessions(call: PageCall) -> Response:
         except InvalidCursorError:
             raise
         except (TablesMissingError, ValueError) as error:
-            problem = sentence(str(error))
+            problem, can_create, _ = str(error).partition("; create ")
+            problem = sentence(f"{problem}; an operator can create it" if can_create else problem)
             return call.render(
                 "sessions.html", 400, view=view, orders=ORDERS, problem=problem, suggestions=()
             )
