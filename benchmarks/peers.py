@@ -1,7 +1,7 @@
 """LangGraph's store with a namespace per owner: the fastest other library for the page of an owner.
 
 It finds the sessions of an owner fast, and no session by its id alone. The other libraries in
-`docs/performance.md`, google-adk and agno, were measured once.
+`docs/performance-tables.md`, google-adk and agno, were measured once.
 """
 
 from __future__ import annotations
