@@ -99,12 +99,12 @@ async def cleanup(
             await confirm(question, yes=yes)
             with output.progress("Deleting", found) as reach:
                 found = await catalog.delete_sessions(where, inactive_for=age, progress=reach)
-    message = None if found or where is None else output.no_match(where)
+    message = f"{'would delete' if dry_run else 'deleted'} {counted(found or 0, 'session')}"
     document: dict[str, Any] = {"deleted": found, "dry_run": dry_run}
     if dry_run:
         document["oldest"] = first
-        message = f"the oldest: {', '.join(map(shown, first))}" if first else message
-    await show(document, str(found), message=message)
+        message += f"; the oldest: {', '.join(map(shown, first))}" if first else ""
+    await show(document, message=message if found or where is None else output.no_match(where))
 
 
 async def _oldest(catalog: SessionCatalog, where: Any, age: timedelta | None) -> list[str]:
