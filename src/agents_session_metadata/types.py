@@ -40,7 +40,7 @@ FeedbackKind: TypeAlias = Literal["positive", "negative"]
 
 @dataclass(frozen=True)
 class MetadataLimits:
-    """Limits for the metadata of one session.
+    """Limits for the metadata of one session, such as `MetadataLimits(max_keys=20)`.
 
     Limits belong to the catalog or session object. The database does not store them.
 
@@ -162,7 +162,8 @@ class ItemInfo:
     """One item of a history.
 
     Attributes:
-        item_id: The id of its row. Ids increase with time, across all sessions of a database.
+        item_id: The id of its row, not the item's own `id`. Ids increase with time, across all
+            sessions of a database.
         created_at: When it was stored; aware, UTC.
         item: The item, as the SDK's `get_items()` returns it.
     """
