@@ -184,6 +184,14 @@ def test_a_page_is_short_and_can_be_read_on_a_code_host(page: Path) -> None:
         assert (page.parent / path).exists(), path
 
 
+def test_every_table_of_measurements_has_its_date_and_commit() -> None:
+    page = (DOCS / "performance-tables.md").read_text(encoding="utf-8")
+    for section in page.split("\n## ")[1:]:
+        assert re.search(r"20\d\d-\d\d-\d\d", section), section[:80]
+        assert section.startswith("Versions") or re.search(r"`[0-9a-f]{8}`", section), section[:80]
+    assert len((DOCS / "performance.md").read_text(encoding="utf-8").split()) <= 1500
+
+
 def test_everything_public_is_in_the_reference() -> None:
     reference = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("api/*.md"))
     listed = re.findall(r"^::: agents_session_metadata\.(\w+)$", reference, re.MULTILINE)
@@ -286,6 +294,22 @@ def test_everything_public_is_described(name: str) -> None:
         assert list(undescribed(thing)) == []
     else:
         assert any(name in described(module) for module in modules_of_the_package())
+
+
+def test_the_example_of_a_docstring_comes_first() -> None:
+    things = [getattr(agents_session_metadata, name) for name in agents_session_metadata.__all__]
+    members = [
+        member for each in things if isinstance(each, type) for member in vars(each).values()
+    ]
+    for each in [*things, *members]:
+        if "agents_session_metadata" not in (getattr(each, "__module__", None) or ""):
+            continue
+        summary, _, rest = (inspect.getdoc(each) or "").partition("\n\n")
+        assert "```python\n" not in rest or rest.startswith("```") or each in FOLLOW, summary
+
+
+FOLLOW = {agents_session_metadata.SessionRuns.follow}
+"""Its block has the events, which are explained below it."""
 
 
 def modules_of_the_package() -> Iterator[ModuleType]:

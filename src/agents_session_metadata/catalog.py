@@ -91,14 +91,14 @@ _WALK_PAGE = 500
 class SessionCatalog:
     """All sessions in a database: create, list, filter, count, copy and delete them.
 
-    Sessions of the plain SDK are included; their metadata is empty. As an async context manager,
-    the catalog disposes the engine that `from_url` created.
-
     ```python
     async with SessionCatalog.from_url("sqlite:///chat.db", create_tables=True) as catalog:
         mine = catalog.scoped({"owner_id": "u1"})
         page = await mine.list_sessions({"tags": {"$contains": "travel"}}, limit=20)
     ```
+
+    Sessions of the plain SDK are included; their metadata is empty. As an async context manager,
+    the catalog disposes the engine that `from_url` created.
 
     Args:
         engine: An async engine for SQLite, PostgreSQL, MariaDB or MySQL.
@@ -200,15 +200,15 @@ class SessionCatalog:
     def scoped(self, values: Mapping[str, JSONValue]) -> Self:
         """A catalog that is restricted to the sessions with these values.
 
+        ```python
+        mine = catalog.scoped({"owner_id": "u1"})
+        ```
+
         Every session object and cursor that the scoped catalog returns is restricted to the scope.
         New sessions get the values. A session outside the scope behaves as if it did not exist:
         reads return `None`, `{}` or nothing, deletes do nothing, and other writes raise
         `SessionNotFoundError`. The scope of a scoped catalog can only be narrowed. It is a shallow
         copy of this one, so that a subclass keeps its attributes.
-
-        ```python
-        mine = catalog.scoped({"owner_id": "u1"})
-        ```
 
         Args:
             values: Values by key, compared as by `$eq`.
@@ -227,13 +227,6 @@ class SessionCatalog:
     def readable(self, where: Where) -> Self:
         """A read-only catalog that is restricted to the sessions for which a filter holds.
 
-        Use it for sessions that are shared. As with `scoped`, a session outside it behaves as if it
-        did not exist, in every method and for every session object, also by id. The filter is
-        evaluated in each statement: who is removed from `members` sees the session no more. Every
-        write raises `ScopeError`, whose `key` is None, whether the session exists or not. Missing
-        tables are created as usual, and `search` may add to the text index. The result can be
-        restricted further, by `scoped` and by `readable`.
-
         ```python
         user = "u2"
         visible = catalog.readable(
@@ -241,6 +234,13 @@ class SessionCatalog:
         )
         page = await visible.list_sessions(limit=20)
         ```
+
+        Use it for sessions that are shared. As with `scoped`, a session outside it behaves as if it
+        did not exist, in every method and for every session object, also by id. The filter is
+        evaluated in each statement: who is removed from `members` sees the session no more. Every
+        write raises `ScopeError`, whose `key` is None, whether the session exists or not. Missing
+        tables are created as usual, and `search` may add to the text index. The result can be
+        restricted further, by `scoped` and by `readable`.
 
         Args:
             where: A filter. In a scope, it can be empty.
@@ -296,7 +296,7 @@ class SessionCatalog:
         metadata: Mapping[str, JSONValue] | None = None,
         items: Iterable[Mapping[str, Any]] = (),
     ) -> SQLAlchemyMetadataSession:
-        """Create a session with metadata and history in one transaction.
+        """Create a session in one transaction: `create_session("chat-1", metadata={"a": 1})`.
 
         Args:
             session_id: The id of the session; random by default.
@@ -327,12 +327,12 @@ class SessionCatalog:
     ) -> tuple[SQLAlchemyMetadataSession, bool]:
         """Return the most recently active session with these values, or create one.
 
-        If several processes call this at the same time with the same values, one session is
-        created. The id of a new session is derived from the values.
-
         ```python
         session, created = await catalog.get_or_create_session({"repo": "o/r", "pr": 42})
         ```
+
+        If several processes call this at the same time with the same values, one session is
+        created. The id of a new session is derived from the values.
 
         Args:
             values: The values by key that identify the session.
@@ -379,7 +379,7 @@ class SessionCatalog:
         preview: bool = False,
         on_corrupt: OnCorrupt | None = None,
     ) -> SessionInfo | None:
-        """Return one session with its metadata.
+        """Return a session with its metadata: `await catalog.get_session("chat-1", ["title"])`.
 
         Args:
             session_id: The id of the session.
@@ -412,7 +412,7 @@ class SessionCatalog:
     async def last_session(
         self, where: Where | None = None, *, count_items: bool = False
     ) -> SessionInfo | None:
-        """Return the most recently active session.
+        """Return the most recently active session: `await catalog.last_session({"agent": "x"})`.
 
         Among sessions that were active within the same second, which is the resolution of the SDK's
         times on SQLite, MariaDB and MySQL, the session with the newest message is returned.
@@ -477,7 +477,7 @@ class SessionCatalog:
         return [each.checked() for each in found]
 
     async def delete_session(self, session_id: str) -> bool:
-        """Delete a session with its messages and metadata.
+        """Delete a session with messages and metadata: `await catalog.delete_session("chat-1")`.
 
         Args:
             session_id: The id of the session.
@@ -536,16 +536,16 @@ class SessionCatalog:
     ) -> SessionPage:
         """Return a page of sessions with their metadata.
 
-        Pages by `created_at` or `session_id` return every session that exists the whole time
-        exactly once, even if other sessions are created and deleted. Pages by `updated_at` or a
-        metadata key can miss or repeat a session whose position changes in the meantime.
-
         ```python
         page = await catalog.list_sessions({"owner_id": "u1"}, limit=20, keys=["title"])
         page = await catalog.list_sessions(
             {"owner_id": "u1"}, limit=20, keys=["title"], cursor=page.next_cursor
         )
         ```
+
+        Pages by `created_at` or `session_id` return every session that exists the whole time
+        exactly once, even if other sessions are created and deleted. Pages by `updated_at` or a
+        metadata key can miss or repeat a session whose position changes in the meantime.
 
         Args:
             where: A filter; all sessions by default.
@@ -603,7 +603,7 @@ class SessionCatalog:
         preview: bool = False,
         on_corrupt: OnCorrupt | None = None,
     ) -> AsyncIterator[SessionInfo]:
-        """Iterate over all matching sessions, in constant memory.
+        """Iterate over all that match: `async for info in catalog.iter_sessions({"pinned": True})`.
 
         Sessions are ordered by id. No connection is held between items. Every session that exists
         and matches the whole time is returned exactly once.
@@ -657,16 +657,16 @@ class SessionCatalog:
     ) -> AsyncGenerator[SessionChange, None]:
         """Iterate over changes to the most recently active matching sessions, by any writer.
 
+        ```python
+        async for change in catalog.watch({"owner_id": "u1"}):
+            print(change.kind, change.session.session_id)
+        ```
+
         It polls with one statement per interval and holds no connection between polls. A session
         has changed if its `updated_at`, its newest item or the value of a key is different. It is
         removed if it was deleted, no longer matches, or is no longer among the newest `limit`. The
         changes of one poll are ordered by activity, removed sessions first and the newest session
         last. Several changes between two polls are reported as one.
-
-        ```python
-        async for change in catalog.watch({"owner_id": "u1"}):
-            print(change.kind, change.session.session_id)
-        ```
 
         Args:
             where: A filter; all sessions by default.
@@ -707,7 +707,7 @@ class SessionCatalog:
         )
 
     async def count_sessions(self, where: Where | None = None) -> int:
-        """Count matching sessions.
+        """Count matching sessions: `await catalog.count_sessions({"owner_id": "u1"})`.
 
         Args:
             where: A filter; all sessions by default.
@@ -725,7 +725,7 @@ class SessionCatalog:
     async def count_values(
         self, key: str, where: Where | None = None, *, limit: int = 100
     ) -> list[ValueCount]:
-        """Count the sessions for each value of a key. Each element of a list counts as a value.
+        """Count the sessions for each value, or element of a list: `catalog.count_values("tags")`.
 
         Args:
             key: A metadata key.
@@ -758,14 +758,14 @@ class SessionCatalog:
     ) -> int:
         """Delete matching sessions with their messages and metadata, in short transactions.
 
-        Each transaction checks filter and activity again under its locks, and skips sessions that
-        become active in the meantime. After a crash, run it again. Reading a session and writing
-        its metadata are not activity.
-
         ```python
         where = {"pinned": {"$ne": True}}
         await catalog.delete_sessions(where, inactive_for=timedelta(days=30))
         ```
+
+        Each transaction checks filter and activity again under its locks, and skips sessions that
+        become active in the meantime. After a crash, run it again. Reading a session and writing
+        its metadata are not activity.
 
         Args:
             where: A filter. It is optional if `inactive_for` is given or the catalog is scoped.
@@ -875,14 +875,14 @@ class SessionCatalog:
     ) -> ItemPage:
         """Return a page of the items of a session's history, in the order of `get_items`.
 
-        Rows that are not valid JSON are skipped, as in the SDK. Items that were written through
-        `EncryptedSession` are returned encrypted. Iterating over all pages returns every item that
-        exists during the whole iteration exactly once.
-
         ```python
         page = await catalog.list_items("chat-1", around=hit.item_id, limit=20)
         earlier = await catalog.list_items("chat-1", cursor=page.previous_cursor, limit=20)
         ```
+
+        Rows that are not valid JSON are skipped, as in the SDK. Items that were written through
+        `EncryptedSession` are returned encrypted. Iterating over all pages returns every item that
+        exists during the whole iteration exactly once.
 
         Args:
             session_id: The session's id.
@@ -935,7 +935,7 @@ class SessionCatalog:
         )
 
     async def get_item(self, session_id: str, item_id: int | str) -> ItemInfo:
-        """Return one item of a history.
+        """Return one item of a history: `await catalog.get_item("chat-1", "msg_1")`.
 
         Args:
             session_id: The session's id.
@@ -962,13 +962,13 @@ class SessionCatalog:
     ) -> list[ItemInfo]:
         """Append items to a session that exists and has no run, in one transaction.
 
-        The session becomes the most recently active one. Without `key`, no table of this package is
-        needed.
-
         ```python
         message = {"role": "user", "content": "Which tram goes to the castle?"}
         [info] = await catalog.add_items("chat-1", [message], key=request_id)
         ```
+
+        The session becomes the most recently active one. Without `key`, no table of this package is
+        needed.
 
         Args:
             session_id: The session's id.
@@ -1039,7 +1039,7 @@ class SessionCatalog:
         metadata: Mapping[str, JSONValue] | None = None,
         before: int | None = None,
     ) -> SQLAlchemyMetadataSession:
-        """Copy a session's history and metadata, in one transaction.
+        """Copy a session in one transaction: `catalog.fork_session("chat-1", before=item_id)`.
 
         The metadata of the copy contains the id of this session under `forked_from`, and `before`,
         if it is given, under `forked_before`. A copy of a copy contains only its direct original.
@@ -1085,7 +1085,7 @@ class SessionCatalog:
     async def export_sessions(
         self, where: Where | None = None, *, on_corrupt: OnCorrupt | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Iterate over matching sessions as JSON records.
+        """Iterate over JSON records: `async for record in catalog.export_sessions({"agent": "x"})`.
 
         A record contains the id, times, metadata and items of a session at one moment, and the
         version of the format. An encrypted history stays encrypted.
@@ -1124,7 +1124,7 @@ class SessionCatalog:
         on_invalid: Callable[[Exception], object] | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> int:
-        """Write records of `export_sessions`, from this or any other database.
+        """Write records of `export_sessions`: `catalog.import_sessions(other.export_sessions())`.
 
         Records are written in batches. An invalid record, a conflict or a database error stops the
         import: the error contains the position of the record, and the records before it are
@@ -1169,7 +1169,7 @@ class SessionCatalog:
         native: bool = False,
         progress: Callable[[int], object] | None = None,
     ) -> bool:
-        """Create an index. Pages by a metadata key need none.
+        """Create an index: `await catalog.create_index("$text")`. Metadata keys need none.
 
         `"$updated_at"` is an SQL index on the SDK's sessions table. It makes pages by `updated_at`,
         `last_session`, `find_sessions_by_metadata(limit=…)` and retention fast, whatever the
@@ -1212,7 +1212,7 @@ class SessionCatalog:
         return await add_native(self._store.database) or created
 
     async def drop_index(self, key: str) -> bool:
-        """Drop an index. Queries then run without it, and `search` raises an error.
+        """Drop an index: `await catalog.drop_index("$text")`. `search` then raises an error.
 
         If version 0.2.0 created an index on a metadata key, this removes it, and with the last one
         all of their triggers and tables. Do that when no process of that version is running.
@@ -1289,6 +1289,11 @@ class SessionCatalog:
     ) -> SearchPage:
         """Find the messages and titles that contain all words of a query, newest first.
 
+        ```python
+        await catalog.create_index("$text")  # once per database
+        page = await catalog.search('lisbon "tram 28" alf* -bus', {"owner_id": "u1"})
+        ```
+
         The search covers the text of user and assistant messages and the `title` of each session.
         It does not cover system messages, tool calls, tool output or reasoning. Case, and accents
         on Latin, Greek and Cyrillic letters, are ignored. `"…"` is a phrase, a trailing `*` a
@@ -1302,11 +1307,6 @@ class SessionCatalog:
         Messages of writers that do not use this package are read and compared if they are met, and
         up to 1,000 of them are added to the index. If the database user may only read, nothing is
         added, and the result is the same.
-
-        ```python
-        await catalog.create_index("$text")  # once per database
-        page = await catalog.search('lisbon "tram 28" alf* -bus', {"owner_id": "u1"})
-        ```
 
         Args:
             query: One to 32 terms, at least one of them not excluded.
@@ -1362,7 +1362,7 @@ class SessionCatalog:
         since: date | None = None,
         until: date | None = None,
     ) -> list[UsageRow]:
-        """Return the usage of tracked runs, added up from the usage ledger.
+        """Return the usage of tracked runs: `await catalog.usage(by=("day", "model"))`.
 
         Rows are kept when their session is deleted. In a scope on `owner_id`, the rows of that
         owner are counted. In any other scope, the rows of the sessions that exist in the scope are
@@ -1439,11 +1439,11 @@ class SessionCatalog:
     async def status_filter(self, status: str) -> JSONObject:
         """Return a filter for the sessions that have this status in `statuses`.
 
-        Of the runs that are stored as working, up to 1,000 are looked at.
-
         ```python
         failed = await catalog.list_sessions(await catalog.status_filter("failed"))
         ```
+
+        Of the runs that are stored as working, up to 1,000 are looked at.
 
         Args:
             status: The status.
@@ -1456,7 +1456,7 @@ class SessionCatalog:
         return await status_filter(self._store, status)
 
     async def statistics(self, where: Where | None = None) -> Statistics:
-        """Add up the data that lifecycle and tracker recorded, exactly, in short reads.
+        """Add up what lifecycle and tracker recorded: `catalog.statistics({"owner_id": "u1"})`.
 
         Args:
             where: A filter; all sessions by default.
@@ -1484,13 +1484,13 @@ class SessionCatalog:
     ) -> DailyStatistics:
         """Add up sessions by the day on which they were created, for charts.
 
-        Only the newest `limit` sessions are read, so the cost is bounded. For tokens and cost by
-        day, use `usage(by=("day",))`.
-
         ```python
         month = await catalog.daily_statistics(since=date(2026, 3, 1), until=date(2026, 3, 31))
         failed = {each.day: each.by_status.get("failed", 0) for each in month.days}
         ```
+
+        Only the newest `limit` sessions are read, so the cost is bounded. For tokens and cost by
+        day, use `usage(by=("day",))`.
 
         Args:
             where: A filter; all sessions by default.

@@ -148,10 +148,9 @@ def session_status(metadata: Mapping[str, Any]) -> str | None:
 
 
 def normalize_agent(name: str) -> str:
-    """Remove leading `@` characters and spaces, and trailing spaces, from an agent's name.
+    """Remove `@` and spaces around a name: `normalize_agent(" @ai-engineer")` is `"ai-engineer"`.
 
-    `ai-engineer`, `@ai-engineer` and ` @ @ai-engineer ` are the same agent. Names are
-    case-sensitive.
+    Names are case-sensitive.
 
     Args:
         name: The name as a user wrote it.

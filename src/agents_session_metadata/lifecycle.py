@@ -52,7 +52,7 @@ AnySession: TypeAlias = "SQLAlchemyMetadataSession | Forwarding"
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """The conditions for resuming a session.
+    """The conditions for resuming a session: `ResumePolicy(max_idle=timedelta(hours=1))`.
 
     Attributes:
         phases: The phases in which a session may be resumed.
@@ -115,11 +115,6 @@ class ResumeDecision:
 class SessionLifecycle:
     """Moves a session through phases of work. Each call is one `edit_metadata`.
 
-    Concurrent calls for the same session are serialized, and each is checked against the current
-    phase. Times come from the clock of the process. In addition to the listed errors, each method
-    raises those of `edit_metadata`, and of the database, such as for a full disk. (A
-    `SessionTracker` logs them.)
-
     ```python
     lifecycle = SessionLifecycle(session)
     await lifecycle.start("@planner", purpose="plan a trip")
@@ -127,6 +122,11 @@ class SessionLifecycle:
     decision = await lifecycle.resume_decision()
     await lifecycle.finish("completed", summary="Booked.")
     ```
+
+    Concurrent calls for the same session are serialized, and each is checked against the current
+    phase. Times come from the clock of the process. In addition to the listed errors, each method
+    raises those of `edit_metadata`, and of the database, such as for a full disk. (A
+    `SessionTracker` logs them.)
 
     Args:
         session: The session, or an `EncryptedSession` around it.

@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 class SQLAlchemyMetadataSession(StoredSession):
     """The SDK's `SQLAlchemySession` with metadata.
 
-    It is a drop-in replacement: it takes the same arguments and stores messages in the same tables.
-    Metadata is stored in separate tables and is deleted with the session.
-
-    Metadata methods raise `TablesMissingError` if tables are missing and `create_tables` is off,
-    and `ValueError`, before anything is written, if the session id is not valid for metadata.
-
     ```python
     session = SQLAlchemyMetadataSession.from_url(
         "chat-1", url="sqlite+aiosqlite:///chat.db", create_tables=True
@@ -44,6 +38,12 @@ class SQLAlchemyMetadataSession(StoredSession):
     await session.set_metadata({"title": "Lisbon"})
     await Runner.run(agent, "Hello", session=session)
     ```
+
+    It is a drop-in replacement: it takes the same arguments and stores messages in the same tables.
+    Metadata is stored in separate tables and is deleted with the session.
+
+    Metadata methods raise `TablesMissingError` if tables are missing and `create_tables` is off,
+    and `ValueError`, before anything is written, if the session id is not valid for metadata.
 
     Args:
         session_id: The id of the session: 1 to 255 characters, valid UTF-8 without NUL. On SQLite
@@ -118,12 +118,12 @@ class SQLAlchemyMetadataSession(StoredSession):
     ) -> None:
         """Store the given keys and remove others, in one transaction. Other keys do not change.
 
-        Creates the session if it does not exist. An empty mapping writes nothing. Writing metadata
-        does not change `updated_at`.
-
         ```python
         await session.set_metadata({"title": "Lisbon", "tags": ["travel"]}, remove=["draft"])
         ```
+
+        Creates the session if it does not exist. An empty mapping writes nothing. Writing metadata
+        does not change `updated_at`.
 
         Args:
             values: JSON values by key. `None` is a value; to remove a key, use `remove`.
@@ -182,18 +182,18 @@ class SQLAlchemyMetadataSession(StoredSession):
     ) -> Metadata:
         """Read, change and write metadata in one transaction.
 
-        Concurrent edits of a session are serialized, across tasks, processes and machines. On
-        different nodes of a Galera cluster, only edits that change the same key are serialized.
-        Only changed keys are written. If nothing changed, nothing is written and no session is
-        created. If the connection breaks during the commit, its outcome is unknown: read before you
-        call this again.
-
         ```python
         def count(metadata):
             metadata["turns"] = metadata.get("turns", 0) + 1
 
         await session.edit_metadata(count)
         ```
+
+        Concurrent edits of a session are serialized, across tasks, processes and machines. On
+        different nodes of a Galera cluster, only edits that change the same key are serialized.
+        Only changed keys are written. If nothing changed, nothing is written and no session is
+        created. If the connection breaks during the commit, its outcome is unknown: read before you
+        call this again.
 
         Args:
             change: A function, not a coroutine function, that changes the given dict in place. Its

@@ -197,7 +197,7 @@ def session_tables(
     messages_table: str = "agent_messages",
     metadata_table: str | None = None,
 ) -> SessionTables:
-    """Put the tables into a `MetaData`, such as the one that Alembic compares a database with.
+    """Put the tables into a `MetaData`, such as that of Alembic: `session_tables(Base.metadata)`.
 
     `MetaData.create_all` then creates everything, SQLite's triggers included. For Alembic, use the
     `include_object` of "Migrations" in the documentation. Without it, Alembic drops columns and

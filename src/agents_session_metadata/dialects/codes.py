@@ -80,10 +80,6 @@ def packet_advice(error: DBAPIError) -> str:
 def is_unavailable(error: BaseException) -> bool:
     """Whether an error means that the database cannot answer now: answer "try again later".
 
-    The database could not be reached, is starting or shutting down, or is full or busy. This
-    depends on the SQLSTATE, if there is one, and not on the class of the error, so that it is the
-    same with every driver.
-
     ```python
     try:
         page = await catalog.list_sessions()
@@ -92,6 +88,10 @@ def is_unavailable(error: BaseException) -> bool:
             raise
         return Response(status_code=503, headers={"Retry-After": "1"})
     ```
+
+    The database could not be reached, is starting or shutting down, or is full or busy. This
+    depends on the SQLSTATE, if there is one, and not on the class of the error, so that it is the
+    same with every driver.
 
     Args:
         error: An error that a method of this package raised.

@@ -203,13 +203,13 @@ def _stays(item: Item, kind: str) -> bool:
 def recent_turns(n: int) -> Callable[[list[Any], list[Any]], list[Any]]:
     """A `session_input_callback` with which the model sees the last turns and the new input.
 
-    A turn begins with a message of the user. A call without its output is left out, and so is an
-    output without its call. The stored history does not change.
-
     ```python
     config = RunConfig(session_input_callback=recent_turns(5))
     await Runner.run(agent, "And tomorrow?", session=session, run_config=config)
     ```
+
+    A turn begins with a message of the user. A call without its output is left out, and so is an
+    output without its call. The stored history does not change.
 
     Args:
         n: The number of turns, at least 1.

@@ -201,7 +201,7 @@ FILTER_OPERATORS: tuple[str, ...] = tuple(OPERATORS)
 
 
 def check_filter(where: Where | None) -> None:
-    """Check a filter without a database, such as before storing it or while a person types it.
+    """Check a filter while a person types it: `check_filter({"tags": {"$contains": "x"}})`.
 
     Args:
         where: A filter.
@@ -215,12 +215,12 @@ def check_filter(where: Where | None) -> None:
 def filter_hint(where: object) -> str | None:
     """Describe an operator in a filter whose `$` was probably forgotten.
 
-    `{"tags": {"contains": "x"}}` is a valid filter, but it matches an object, not a list. Show the
-    hint if a filter that a person typed matches nothing.
-
     ```python
     filter_hint({"tags": {"contains": "x"}})  # "for the operator, write $contains instead of …"
     ```
+
+    `{"tags": {"contains": "x"}}` is a valid filter, but it matches an object, not a list. Show the
+    hint if a filter that a person typed matches nothing.
 
     Args:
         where: A filter.

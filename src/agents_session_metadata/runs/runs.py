@@ -532,7 +532,7 @@ class SessionRuns:
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
-        """Return a page of runs, newest first.
+        """Return a page of runs, newest first: `await runs.list("waiting", {"owner_id": "u1"})`.
 
         Args:
             status: Only runs with this status; all by default. `"ready"` gives those of the waiting
@@ -581,7 +581,7 @@ class SessionRuns:
         by: str | None = None,
         always: bool = False,
     ) -> RunInfo:
-        """Approve or reject a call. `resume` applies the newest decision about each call.
+        """Approve or reject a call: `decide("chat-1", call_id, approve=True)`. The newest counts.
 
         Args:
             session_id: The session's id.
@@ -640,7 +640,7 @@ class SessionRuns:
         return await self._store.database.write(write, prepare=self._store.is_restricted)
 
     async def discard(self, session_id: str, *, force: bool = False) -> bool:
-        """Give up a run that waits, was interrupted or has failed.
+        """Give up a run that does not work: `await runs.discard("chat-1")`.
 
         Its items stay in the history, except calls without an output; in an encrypted history,
         these stay too.

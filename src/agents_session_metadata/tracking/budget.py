@@ -37,7 +37,7 @@ class Remaining:
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit for the cost or the tokens that the usage ledger records.
+    """A limit for cost or tokens, such as `Budget(cost=5, per="owner_id", window="day")`.
 
     A `SessionTracker` with a budget refuses model calls when the budget is used up. A budget can be
     exceeded by one call per concurrent run, and by the calls that agents make inside tools.

@@ -38,13 +38,13 @@ async def add_invocation(
 ) -> Metadata:
     """Record a call of a tool that runs outside the SDK, as `SessionTracker` records calls.
 
-    Its id is added to `invocations`, its details to `invocation_details`, both for the newest 50
-    calls. The call is counted in `tool_calls`, and its tool is in `tools_used`.
-
     ```python
     await add_invocation(session, "inv_001", "compile", duration=timedelta(seconds=3))
     await session.find_sessions_by_metadata({"invocations": {"$contains": "inv_001"}})
     ```
+
+    Its id is added to `invocations`, its details to `invocation_details`, both for the newest 50
+    calls. The call is counted in `tool_calls`, and its tool is in `tools_used`.
 
     Args:
         session: The session, or an `EncryptedSession` around it.

@@ -71,9 +71,9 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelPrice:
-    """Prices per million tokens. Use one currency for all prices.
+    """Prices per million tokens, in one currency, such as `ModelPrice(input=0.15, output=0.6)`.
 
-    A float means its shortest decimal: `ModelPrice(0.15, 0.6)` costs 0.15 and 0.6.
+    A float means its shortest decimal: 0.15 and 0.6.
 
     Attributes:
         input: The price of input tokens that are not cached.
