@@ -159,6 +159,18 @@ async def test_history(cli, catalog):
     await cli("history", "a", "--cursor", "x", code=2)
 
 
+async def test_errors_about_runs_give_advice_for_a_shell(cli, catalog):
+    async with SessionRuns(catalog).stream("chat-1", scripted("guide", "Hello"), "Hi"):
+        pass  # Leaving it early interrupts the run.
+    for line, advice in (
+        ("approve chat-1 c1", "resume it, or run `agent-sessions discard`"),
+        ("rewind chat-1 --turns 1 --yes", "or end it with `agent-sessions stop`"),
+        ("search tram", "create it once with `agent-sessions index create '$text'`"),
+    ):
+        result = await cli(*line.split(), code=1)
+        assert result.stderr.endswith(f"{advice}\n")
+
+
 async def test_rewind_and_fork(cli, catalog):
     session = await catalog.create_session("a", metadata={"title": "x"})
     await session.add_items([raw.message("1"), raw.message("2", "assistant"), raw.message("3")])

@@ -290,8 +290,19 @@ def _report(failure: click.ClickException, database: ChosenDatabase) -> click.Cl
     return failure
 
 
+_IN_A_SHELL = {
+    "SessionRuns.discard": "`agent-sessions discard`",
+    "or pass wait=": "or end it with `agent-sessions stop`",
+    'or pass interrupted="resume" or interrupted="discard"': "or run `agent-sessions discard`",
+    '`await catalog.create_index("$text")` or ': "",
+}
+"""The advice of errors for programs, and what to say instead."""
+
+
 def _failure(error: Exception, database: ChosenDatabase) -> click.ClickException | None:
     sentence, is_usage = str(error), isinstance(error, (ValueError, OverflowError))
+    for python, shell in _IN_A_SHELL.items():
+        sentence = sentence.replace(python, shell)
     if isinstance(error, errors.TablesMissingError):
         sentence, can_create, _ = sentence.partition("; create with create_tables=True")
         if can_create:
@@ -301,7 +312,6 @@ def _failure(error: Exception, database: ChosenDatabase) -> click.ClickException
         sentence += "with the same filter, order and scope"
     elif isinstance(error, errors.SessionMetadataError):
         is_usage = isinstance(error, (errors.InvalidFilterError, errors.UnsupportedDialectError))
-        sentence = sentence.replace("SessionRuns.discard", "`agent-sessions discard`")
     elif database.engine and (problem := _database_problem(error, database.engine)):
         sentence, is_usage = problem, False
     elif isinstance(error, TypeError) and sentence.startswith("connect() got an unexpected"):
