@@ -307,6 +307,7 @@ async def test_an_encrypted_run_is_shown_decrypted_and_stored_encrypted(catalog)
     items = await wrap(catalog.session("chat")).get_items()
     assert client.shown == plain(items)
     assert client.status["output"] == "Done"
+    gated(agent, "three")
     await runs.start("chat", agent, "Again", session=wrap)
     with pytest.raises(ValueError, match="decrypt="):
         await Client().follow(SessionRuns(catalog), "chat")

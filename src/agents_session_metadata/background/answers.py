@@ -66,14 +66,10 @@ class LiveAnswer:
 
     async def keep(self, runner: asyncio.Future[Any], on_loss: Callable[[], object]) -> None:
         """Stores events until the runner ends. The first ones are stored at once."""
-        pause = 0.0
-        while not await self._has_ended(runner, pause):
+        while not await self._has_ended(runner):
             pause = BATCH
             try:
-                if self._changed.is_set():
-                    await self._store()
-                else:
-                    await self._record.lease.look()
+                await (self._store() if self._changed.is_set() else self._record.lease.look())
             except LeaseLostError:
                 on_loss()
                 return
@@ -81,25 +77,22 @@ class LiveAnswer:
                 pause = LOOK
                 shown = quoted(self._record.lease.session_id)
                 logger.warning("the answer of session %s was not shown", shown, exc_info=True)
-
-    async def _has_ended(self, runner: asyncio.Future[Any], pause: float) -> bool:
-        """Waits for the next batch, or for the time to look, and tells whether the run is over."""
-        if pause:
             await asyncio.wait({runner}, timeout=pause)
-        if not (runner.done() or self._changed.is_set()):
-            changed = asyncio.ensure_future(self._changed.wait())
-            first = asyncio.FIRST_COMPLETED
-            await asyncio.wait({runner, changed}, timeout=LOOK, return_when=first)
-            changed.cancel()
+
+    async def _has_ended(self, runner: asyncio.Future[Any]) -> bool:
+        """Waits for new events, or for the time to look, and tells whether the run is over."""
+        changed = asyncio.ensure_future(self._changed.wait())
+        first = asyncio.FIRST_COMPLETED
+        await asyncio.wait({runner, changed}, timeout=LOOK, return_when=first)
+        changed.cancel()
         return runner.done()
 
     async def _store(self) -> None:
         self._changed.clear()
         events, self._new = self._new, []
-        if not events:
-            return
         try:
-            await self._record.add_events(events)
+            if events:
+                await self._record.add_events(events)
         except FAILURES:
             # They can have been stored. What is stored next replaces them.
             self._new = list(self._whole)

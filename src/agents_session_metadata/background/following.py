@@ -12,56 +12,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from agents_session_metadata.runs.approvals import load_error, load_pending
 from agents_session_metadata.runs.feature import CANCELLED, FAILED, INTERRUPTED, RUNNING, WAITING
-from agents_session_metadata.runs.record import Encryption, Progress
+from agents_session_metadata.runs.record import Encryption
 from agents_session_metadata.scope import ScopedStore
 
-from .items import Event, Item, add_batch, answer_of, has_calls, key_of, rest_of, unstored
-from .polls import NO_BATCH, NO_STEP, News, Question, Rows, Run, polls_of
+from .items import Event, Item, Opener, add_batch, answer_of, has_calls, key_of, rest_of, unstored
+from .polls import News, Position, polls_of
 
-USUAL, LONG = 0.25, 1.0
-"""Seconds between two looks at a run that shows nothing: while it works, and otherwise."""
-_SHORT = 0.1
-"""Seconds between two looks at a run that shows something."""
-
-
-class FixedSession:
-    """A session that has some items, for a wrapper that decrypts or encrypts them."""
-
-    session_settings = None
-
-    def __init__(self, session_id: str, items: list[Any]) -> None:
-        self.session_id = session_id
-        self.items: list[Any] = items
-
-    async def get_items(self, limit: int | None = None, **_: Any) -> list[Any]:  # noqa: ARG002
-        return self.items
-
-    async def add_items(self, items: list[Any], **_: Any) -> None:
-        self.items = [*self.items, *items]
-
-
-class Opener:
-    """Reads the items of a history through the wrapper of its session."""
-
-    def __init__(self, session_id: str, wrap: Callable[[Any], Any] | None) -> None:
-        self._stored = FixedSession(session_id, [])
-        self._session = None if wrap is None else wrap(self._stored)
-
-    async def open(self, rows: Sequence[tuple[int, Item]]) -> list[tuple[int, Item]]:
-        """Items that cannot be decrypted are left out."""
-        if self._session is None:
-            return list(rows)
-        opened = []
-        for item_id, item in rows:
-            self._stored.items = [item]
-            opened += [(item_id, each) for each in await self._session.get_items()]
-        return opened
+_SHORT, _USUAL, _LONG = 0.1, 0.25, 1.0
+"""Seconds between two looks: if a run shows something, while it works, and otherwise."""
 
 
 class Follower:
@@ -73,95 +37,84 @@ class Follower:
         encryption: Encryption,
         session_id: str,
         after: int | None,
-        wrap: Callable[[Any], Any] | None,
+        opener: Opener,
     ) -> None:
-        self._session = store, session_id
+        self._at = Position(store, session_id, item=after)
         self._polls = polls_of(store.database)
         self._encryption = encryption
-        self._opener = Opener(session_id, wrap)
-        self._after = after
-        self._run: Run | None = None
-        self._newest = -1
-        self._forget()
-
-    def _forget(self) -> None:
-        self._number, self._batch, self._count = NO_STEP, NO_BATCH, 0
-        self._shown: Counter[Any] = Counter()
-        """Items of this part of the run that were shown."""
-        self._stored: Counter[Any] = Counter()
-        """Those of them that are in the history."""
+        self._opener = opener
+        self._is_asked = after is not None
+        """Whether the history is shown without a run."""
+        self._count = 0
+        """The number of items after the last write of the run."""
+        self._recorded: Counter[Any] = Counter()
+        """Items that were shown before they are in the history, by key."""
         self._partial: list[Event] = []
 
     async def events(self, *, forever: bool) -> AsyncGenerator[Event, None]:
-        found, delay = await self._snapshot(), _SHORT
+        at, delay = self._at, 0.0
         while True:
+            found = await self._next(await self._polls.ask(at, delay))
             for event in found:
                 yield event
-            status = None if self._run is None else self._run[2]
-            if status not in (RUNNING, INTERRUPTED) and not forever:
+            if at.status not in (RUNNING, INTERRUPTED) and not forever:
                 return
-            delay = _SHORT if found else min(USUAL if status == RUNNING else LONG, 1.5 * delay)
-            run, number, batch, item = self._run, self._number, self._batch, self._newest
-            question = Question(*self._session, run, number, batch, item)
-            found = await self._next(await self._polls.ask(question, delay))
+            longest = _USUAL if at.status == RUNNING else _LONG
+            delay = _SHORT if found else max(_SHORT, min(longest, 1.5 * delay))
 
-    async def _next(self, found: News) -> list[Event]:
-        head, run, known = found.head, self._run, self._newest
-        if run is None:
-            if head is not None:
-                return await self._snapshot()
-            new = [row for row in found.items if row[0] > known]
-            return [await self._history(known, new)] if new else []
-        if head is None or head.run_id != run[0]:
+    async def _next(self, found: News | None) -> list[Event]:
+        at, before = self._at, self._at.status
+        if found is None:
+            self._forget()
+            at.item = at.item or 0
+            return [_status("ended")] if before else []
+        head = found.head
+        if at.is_over(found):
             return await self._end(found)
-        new = [row for row in found.items if row[0] > known]
-        progress = Progress.load(head.progress)
-        # If others have changed the history, or the run has replaced it, it is shown anew.
-        is_same = progress.items == self._count + len(new)
-        if head.token != run[1] or not is_same or head.status == RUNNING != run[2]:
-            return await self._snapshot()
-        self._count = progress.items
-        answers = [answer_of(self._encryption.load(text)) for _, text in found.steps]
+        if head is None:
+            at.item = found.newest if at.item is None else at.item
+            new = [row for row in found.items if row[0] > at.item]
+            is_asked, self._is_asked = self._is_asked, False
+            return [await self._history(at.item, new)] if new or is_asked else []
+        if head.token != at.token:
+            return [await self._snapshot(found), *self._changed(head, RUNNING)]
+        new = [row for row in found.items if (at.item or 0) < row[0] <= head.last_item]
+        is_same = found.progress.items == self._count + len(new)
+        if not is_same or head.status == RUNNING != before:
+            # Others have changed the history, or the run has replaced it. It is shown anew.
+            at.token, at.status = "", RUNNING
+            return []
+        steps = [text for number, text in found.steps if number > at.number]
+        answers = [answer_of(self._encryption.load(text)) for text in steps]
         events = list(self._walk(await self._open(new), list(filter(has_calls, answers))))
-        for _, text in found.batches:
-            batch = self._encryption.load(text)["events"]
-            add_batch(self._partial, batch)
-            events += batch
-        self._move(found)
-        if head.status != run[2]:
-            events.append(self._status(head))
-        self._run = found.run
-        return events
+        return [*events, *self._show(found), *self._changed(head, before)]
 
-    def _move(self, found: News) -> None:
-        self._number = max([self._number, *(number for number, _ in found.steps)])
-        self._batch = min([self._batch, *(number for number, _ in found.batches)])
+    def _forget(self) -> None:
+        at = self._at
+        at.run_id, at.token, at.status, at.number, at.batch = None, "", "", -1, 0
+        self._recorded.clear()
+        self._partial.clear()
+
+    def _show(self, found: News) -> list[Event]:
+        """Moves to the end of what was found, and returns the events of the answer in progress."""
+        at, events = self._at, list[Event]()
+        for number, text in found.batches:
+            if number < at.batch:
+                at.batch = number
+                events += self._encryption.load(text)["events"]
+        at.number = max([at.number, *(number for number, _ in found.steps)])
+        at.run_id, at.token, at.status = found.head.run_id, found.head.token, found.head.status
+        self._count = found.progress.items
+        add_batch(self._partial, events)
+        return events
 
     # ---- snapshots ----
 
-    async def _snapshot(self) -> list[Event]:
-        """Shows the run as it is now, or the history without one if `after` was given."""
-        whole = Question(*self._session, self._run, -1, 0, self._after, is_first=True)
-        found = await self._polls.ask(whole, 0)
-        head, before = found.head, self._run
-        if before is not None and (head is None or head.run_id != before[0]):
-            question = Question(*self._session, before, item=self._newest)
-            return await self._end(await self._polls.ask(question, 0))
-        self._forget()
-        self._run, since = found.run, found.since or 0
-        new = [row for row in found.items if row[0] > since]
-        if head is None:
-            asked, self._after = self._after is not None and found.is_there, None
-            # A run that has ended meanwhile is shown by the next look at the history.
-            self._newest = found.newest if self._newest < 0 else self._newest
-            return [await self._history(since, new)] if asked else []
-        self._after, self._newest = None, head.last_item
-        self._number, self._batch = -1, 0
-        self._move(found)
-        progress = Progress.load(head.progress)
-        self._count = progress.items
-        history = await self._open(new)
-        part = [item for item_id, item in history if item_id > progress.base]
+    async def _snapshot(self, found: News) -> Event:
+        """Shows the run as it is now."""
+        at, since, last = self._at, self._at.since(found) or 0, found.head.last_item
+        history = await self._open([row for row in found.items if since < row[0] <= last])
+        part = [item for item_id, item in history if item_id > found.progress.base]
         answers: list[list[Item]] = []
         for _, text in found.steps:
             step = self._encryption.load(text)
@@ -169,108 +122,106 @@ class Follower:
             answers = [] if "base" in step else [*answers, answer_of(step)]
         calls = [item for answer in filter(has_calls, answers) for item in answer]
         recorded = unstored(calls, part)
-        self._stored.update(map(key_of, part))
-        self._shown.update(map(key_of, [*part, *recorded]))
-        for _, text in found.batches:
-            add_batch(self._partial, self._encryption.load(text)["events"])
-        events = [self._whole(since, history, recorded)]
-        return events if head.status == RUNNING else [*events, self._status(head)]
+        self._forget()
+        self._recorded.update(map(key_of, recorded))
+        self._show(found)
+        at.item, self._is_asked = last, False
+        return self._whole(since, [*history, *((None, item) for item in recorded)])
 
-    def _whole(
-        self, since: int, history: Sequence[tuple[int, Item]], recorded: Sequence[Item] = ()
-    ) -> Event:
+    def _whole(self, since: int, items: Sequence[tuple[int | None, Item]]) -> Event:
         return {
             "type": "snapshot",
             "after": since or None,
-            "items": [*(item for _, item in history), *recorded],
-            "item_ids": [*(item_id for item_id, _ in history), *(None for _ in recorded)],
+            "items": [item for _, item in items],
+            "item_ids": [item_id for item_id, _ in items],
             "events": list(self._partial),
         }
 
-    async def _history(self, since: int, rows: Rows) -> Event:
+    async def _history(self, since: int, rows: Sequence[tuple[int, str]]) -> Event:
         """Shows what the history has, without a run."""
-        self._newest = max([self._newest, *(item_id for item_id, _ in rows)])
+        self._at.item = max([since, *(item_id for item_id, _ in rows)])
         return self._whole(since, await self._open(rows))
 
     # ---- what happens ----
 
     def _walk(
-        self, history: Sequence[tuple[int, Item]], answers: list[list[Item]]
+        self, history: Iterable[tuple[int, Item]], answers: list[list[Item]]
     ) -> Iterator[Event]:
         """Yields new items of the history, and of answers, in the order of the history."""
         for item_id, item in history:
             key = key_of(item)
-            self._newest = max(self._newest, item_id)
-            self._stored[key] += 1
-            while self._is_new(key) and any(key == key_of(each) for one in answers for each in one):
+            self._at.item = max(self._at.item or 0, item_id)
+            while not self._recorded[key] and any(key in map(key_of, each) for each in answers):
                 yield from self._answer(answers.pop(0))
-            if self._is_new(key):
+            if self._recorded[key]:
+                self._recorded[key] -= 1
+            else:
                 yield from self._item(item, item_id)
         for answer in answers:
             yield from self._answer(answer)
 
-    def _is_new(self, key: Any) -> bool:
-        return self._stored[key] > self._shown[key]
-
     def _answer(self, answer: Sequence[Item]) -> Iterator[Event]:
         for item in answer:
+            self._recorded[key_of(item)] += 1
             yield from self._item(item, None)
         self._partial.clear()
 
     def _item(self, item: Item, item_id: int | None) -> Iterator[Event]:
-        self._shown[key_of(item)] += 1
         yield from rest_of(item, self._partial)
         yield {"type": "item", "item": item, "item_id": item_id}
 
     async def _end(self, found: News) -> list[Event]:
         """Shows the end of a run that is not there any more."""
-        assert self._run is not None  # noqa: S101  # for type checkers
-        status, known, self._run = self._run[2], self._newest, None
-        if not found.is_there:
-            return [{"type": "status", "status": "ended"}]
-        first = None if found.head is None else Progress.load(found.head.progress).first
+        at, before = self._at, self._at.status
+        known, end = at.item or 0, found.ends.get(at.run_id or "")
+        first = None if found.head is None else found.progress.first
         rows = [row for row in found.items if first is None or row[0] <= first]
-        was_cancelled = found.end is not None and found.end.status == CANCELLED
+        was_cancelled = end is not None and end.status == CANCELLED
         if was_cancelled or not known or any(item_id == known for item_id, _ in rows):
             new = await self._open([row for row in rows if row[0] > known])
             events = list(self._walk(new, []))
             self._forget()
         else:  # The history was replaced.
             self._forget()
-            whole = await self._polls.ask(Question(*self._session, item=0), 0)
-            events = [await self._history(0, whole.items)]
+            at.item = 0
+            whole = await self._polls.ask(at, 0)
+            events = [] if whole is None else [await self._history(0, whole.items)]
         # The end of a failed run was shown before another one replaced it.
-        return events if status == FAILED else [*events, self._outcome(found.end)]
+        return events if before == FAILED else [*events, self._outcome(end)]
 
     # ---- statuses ----
 
     def _outcome(self, row: Any) -> Event:
-        event: Event = {"type": "status", "status": "ended"}
-        if row is None:
-            return event
-        if row.status == CANCELLED:
-            return {**event, "status": CANCELLED}
+        if row is None or row.status == CANCELLED:
+            return _status("ended" if row is None else CANCELLED)
         outcome = self._encryption.load(row.outcome)
         if "output" in outcome:
-            return {**event, "status": "finished", "output": outcome["output"]}
-        return {**event, "status": FAILED, "error": _error(outcome.get("error"))}
+            return _status("finished", output=outcome["output"])
+        return _status(FAILED, error=_error(outcome.get("error")))
 
-    def _status(self, head: Any) -> Event:
-        event: Event = {"type": "status", "status": head.status}
+    def _changed(self, head: Any, before: str) -> list[Event]:
+        """Returns the status of a run, if it is another one."""
+        if head.status == before:
+            return []
+        more: Event = {}
         if head.status == WAITING:
             names = "call_id", "tool", "arguments", "agent"
             calls = load_pending(head.pending, self._encryption)
-            event["pending"] = [{name: getattr(call, name) for name in names} for call in calls]
+            more["pending"] = [{name: getattr(call, name) for name in names} for call in calls]
         if head.status == FAILED:
-            event["error"] = _error(load_error(head.error, self._encryption))
-        return event
+            more["error"] = _error(load_error(head.error, self._encryption))
+        return [_status(head.status, **more)]
 
-    async def _open(self, rows: Rows) -> list[tuple[int, Item]]:
+    async def _open(self, rows: Iterable[tuple[int, str]]) -> list[tuple[int, Item]]:
         items = []
         for item_id, text in rows:
             with suppress(ValueError):  # As in the SDK.
                 items.append((item_id, json.loads(text)))
         return await self._opener.open(items)
+
+
+def _status(status: str, **more: Any) -> Event:
+    return {"type": "status", "status": status, **more}
 
 
 def _error(text: str | None) -> dict[str, str] | None:

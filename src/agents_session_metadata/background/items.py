@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agents.models.fake_id import FAKE_RESPONSES_ID
@@ -86,12 +86,9 @@ def unstored(answers: Iterable[Item], stored: Iterable[Item]) -> list[Item]:
 
 def texts_of(item: Mapping[str, Any]) -> list[str]:
     """Returns the texts of a message of an assistant."""
-    if item.get("role") != "assistant":
-        return []
-    content = item.get("content")
-    if isinstance(content, str):
-        return [content]
-    return [part["text"] for part in content or () if isinstance(part.get("text"), str)]
+    content = item.get("content") if item.get("role") == "assistant" else ()
+    parts = [{"text": content}] if isinstance(content, str) else content or ()
+    return [part["text"] for part in parts if isinstance(part.get("text"), str)]
 
 
 def shown_texts(events: Iterable[Event]) -> dict[Place, str]:
@@ -156,3 +153,36 @@ def left_messages(stored: Sequence[Item], steps: Sequence[Any]) -> list[Item]:
         for each in [*texts, *by_message.values()]
         if any(each)
     ]
+
+
+# ---- encrypted histories ----
+
+
+class Opener:
+    """Decrypts and encrypts items through the wrapper of a session, without a database."""
+
+    session_settings = None
+
+    def __init__(self, session_id: str, wrap: Callable[[Any], Any] | None) -> None:
+        self.session_id = session_id
+        self._items: list[Any] = []
+        self._session: Any = self if wrap is None else wrap(self)
+
+    async def get_items(self, limit: int | None = None, **_: Any) -> list[Any]:  # noqa: ARG002
+        return self._items
+
+    async def add_items(self, items: list[Any], **_: Any) -> None:
+        self._items = [*self._items, *items]
+
+    async def open(self, rows: Iterable[tuple[int, Item]]) -> list[tuple[int, Item]]:
+        """Items that cannot be decrypted are left out."""
+        opened = []
+        for item_id, item in rows:
+            self._items = [item]
+            opened += [(item_id, each) for each in await self._session.get_items()]
+        return opened
+
+    async def close(self, items: list[Item]) -> list[Any]:
+        self._items = []
+        await self._session.add_items(items)
+        return self._items

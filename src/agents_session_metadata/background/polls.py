@@ -9,129 +9,122 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    Integer,
-    Select,
-    and_,
-    bindparam,
-    case,
-    func,
-    or_,
-    select,
-)
+from sqlalchemy import Connection, and_, bindparam, case, func, or_, select
 
 from agents_session_metadata.core.database import Database, settle
+from agents_session_metadata.core.definitions import CORE
 from agents_session_metadata.core.messages import in_order
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.query.logic import AnyOf
 from agents_session_metadata.runs.feature import FAILED, RUNS, WAITING, keys_table, status_of
 from agents_session_metadata.runs.record import Progress
 from agents_session_metadata.scope import ScopedStore
 
-TICK = 0.1
-"""Seconds between two polls, at least."""
+_TICK = 0.1
+"""Seconds between two polls."""
 _AT_ONCE = 128
-"""The most sessions of one statement."""
-NO_STEP, NO_BATCH = 2**31 - 1, -(2**31)
-"""Positions after which there is nothing."""
+"""The most followers of one poll."""
 
-Run: TypeAlias = "tuple[str, str, str]"
-"""The id of a run, its token and its status."""
 Rows: TypeAlias = "list[tuple[int, str]]"
 """Numbers or ids, and texts."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """The position of a follower in a session. Without a run, there are no steps and batches.
+@dataclass(eq=False)
+class Position:
+    """The position of a follower in a session.
 
     Attributes:
         store: The store whose scope it has.
         session_id: The session.
-        run: The run; None between two runs.
+        run_id: The run; None between two runs.
+        token: The token of its lease; empty if its record is read from the start.
+        status: Its status.
         number: The number of the last step.
         batch: The number of the last batch of events. These numbers fall.
-        item: The id of the newest item; None for the beginning of a run.
-        is_first: True to get everything that a snapshot has.
+        item: The id of the newest item; None if the follower knows none.
     """
 
     store: ScopedStore
     session_id: str
-    run: Run | None = None
-    number: int = NO_STEP
-    batch: int = NO_BATCH
+    run_id: str | None = None
+    token: str = ""
+    status: str = ""
+    number: int = -1
+    batch: int = 0
     item: int | None = None
-    is_first: bool = False
 
-    @property
-    def scope(self) -> str:
-        return json.dumps(self.store.condition(None).encoded())
+    @cached_property
+    def place(self) -> tuple[str, str]:
+        """The scope and the session."""
+        return json.dumps(self.store.condition(None).encoded()), self.session_id
+
+    def is_over(self, found: News) -> bool:
+        """Returns whether the run has ended."""
+        return self.run_id is not None and (not found.head or found.head.run_id != self.run_id)
+
+    def since(self, found: News) -> int | None:
+        """Returns the id from which on items are read, or None if there are no new ones."""
+        head = found.head
+        if head is None or self.is_over(found):
+            return self.item
+        if head.token == self.token:
+            return self.item if head.last_item > (self.item or 0) else None
+        first = 0 if found.progress.replaced else found.progress.first
+        return first if self.item is None else min(first, self.item)
+
+    def is_checked(self, found: News) -> bool:
+        """Returns whether these news are shown only if the session is in the scope."""
+        known = found.head and (found.head.token, found.head.status) == (self.token, self.status)
+        is_news = not known or found.steps or found.batches or found.items
+        return self.run_id is None or (self.store.is_restricted and bool(is_news))
 
 
-@dataclass
+@dataclass(eq=False)
 class News:
-    """News of a session since the position of a follower.
+    """News of a session since the oldest position of its followers.
 
     Attributes:
-        is_there: Whether the session exists, in the scope.
         head: The row of its run, or None.
-        steps: New steps.
-        batches: New batches of events, oldest first.
-        since: The id after which items were read; None if they were not.
-        items: New items; those of a run up to its last write.
-        newest: The id of the newest item, if no run and no items were asked for.
-        end: The row of the outcome of a run that has ended.
+        steps: New steps, or all of them if a follower does not know the token.
+        batches: Batches of events, likewise, oldest first.
+        items: New items, and older ones.
+        newest: The id of the newest item, if there is no run and a follower knows no item.
+        ends: The outcomes of runs that have ended, by the id of the run.
     """
 
-    is_there: bool = True
     head: Any = None
     steps: Rows = field(default_factory=list)
     batches: Rows = field(default_factory=list)
-    since: int | None = None
     items: Rows = field(default_factory=list)
     newest: int = 0
-    end: Any = None
+    ends: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def run(self) -> Run | None:
-        head = self.head
-        return None if head is None else (head.run_id, head.token, head.status)
-
-
-# ---- statements ----
+    @cached_property
+    def progress(self) -> Progress:
+        return Progress.load(self.head.progress)
 
 
-def _bound(table: Any, name: str, count: int) -> list[Any]:
-    kind = table.c.session_id.type if name == "session" else BigInteger
-    return [bindparam(f"{name}_{at}", type_=kind) for at in range(count)]
-
-
-@lru_cache(maxsize=256)
-def _heads(tables: SessionTables, dialect: Dialect, count: int) -> Select[Any]:
-    """The runs of some sessions, each with the steps and batches after a position of its own."""
+@lru_cache(maxsize=64)
+def _heads(tables: SessionTables, dialect: Dialect, count: int) -> Any:
+    """Selects the runs of some sessions, each with the steps and batches after its own position."""
     runs, steps, _, _ = tables.group(RUNS).tables
-    own = _bound(runs, "session", count)
-    new = [
-        and_(
-            steps.c.session_id == session,
-            or_(
-                steps.c.number > bindparam(f"number_{at}", type_=Integer),
-                steps.c.number < bindparam(f"batch_{at}", type_=Integer),
-            ),
+    sessions = [bindparam(f"session_{at}", type_=runs.c.session_id.type) for at in range(count)]
+    positions = [
+        or_(
+            steps.c.number > bindparam(f"number_{at}"),
+            steps.c.number < bindparam(f"batch_{at}"),
+            runs.c.token != bindparam(f"token_{at}"),
         )
-        for at, session in enumerate(own)
+        for at in range(count)
     ]
+    new = or_(*(and_(steps.c.session_id == own, positions[at]) for at, own in enumerate(sessions)))
     columns = runs.c.session_id, runs.c.run_id, runs.c.token, runs.c.progress, runs.c.last_item
     shown: Any = select(
         *columns,
@@ -142,166 +135,85 @@ def _heads(tables: SessionTables, dialect: Dialect, count: int) -> Select[Any]:
         steps.c.number,
         steps.c.value,
     )
-    joined = runs.outerjoin(steps, and_(steps.c.session_id == runs.c.session_id, or_(*new)))
-    found: Select[Any] = shown.select_from(joined).where(runs.c.session_id.in_(own))
-    return found.order_by(steps.c.number)
+    joined = runs.outerjoin(steps, and_(steps.c.session_id == runs.c.session_id, new))
+    found = shown.select_from(joined).where(runs.c.session_id.in_(sessions))
+    return found.order_by(func.abs(steps.c.number))
 
 
-@lru_cache(maxsize=256)
-def _items(tables: SessionTables, count: int) -> Any:
-    """The items of some sessions, each from an item of its own on."""
-    messages = tables.messages
-    sessions, items = (_bound(messages, name, count) for name in ("session", "item"))
-    new = [
-        and_(messages.c.session_id == session, messages.c.id >= item)
-        for session, item in zip(sessions, items, strict=True)
-    ]
-    columns = messages.c.session_id, messages.c.id, messages.c.message_data
-    return select(*columns).where(or_(*new)).order_by(*in_order(messages))
+def _read_heads(database: Database, connection: Connection, asked: list[list[Position]]) -> Any:
+    """Reads the runs of some sessions, given the positions in each."""
+    # The last one is repeated, so that there are few statements to prepare.
+    asked = asked + asked[-1:] * ((1 << (len(asked) - 1).bit_length()) - len(asked))
+    values: dict[str, Any] = {}
+    for at, own in enumerate(asked):
+        values[f"session_{at}"] = own[0].session_id
+        values[f"number_{at}"] = min(each.number for each in own)
+        values[f"batch_{at}"] = max(each.batch for each in own)
+        values[f"token_{at}"] = own[0].token if len({each.token for each in own}) == 1 else ""
+    return connection.execute(_heads(database.tables, database.dialect, len(asked)), values)
 
 
-@lru_cache(maxsize=256)
-def _newest(tables: SessionTables, count: int) -> Any:
-    messages = tables.messages
-    own = messages.c.session_id.in_(_bound(messages, "session", count))
-    newest = func.max(messages.c.id).label("newest")
-    return select(messages.c.session_id, newest).where(own).group_by(messages.c.session_id)
+def read_news(
+    database: Database, connection: Connection, positions: Sequence[Position]
+) -> list[News | None]:
+    """Returns the news for each position; None if its session is not there, in its scope.
+
+    Positions in the same session share their news, and take what they do not know.
+    """
+    messages, keys = database.tables.messages, keys_table(database.tables)
+    asked: dict[str, list[Position]] = {}
+    for each in positions:
+        asked.setdefault(each.session_id, []).append(each)
+    found = {session_id: News() for session_id in asked}
+    if database.has_tables(connection, RUNS):
+        for row in _read_heads(database, connection, list(asked.values())):
+            news = found[row.session_id]
+            news.head = row
+            if row.number is not None:
+                (news.steps if row.number >= 0 else news.batches).append((row.number, row.value))
+    pairs = [(each, found[each.session_id]) for each in positions]
+    since = [(each.session_id, each.since(news)) for each, news in pairs]
+    if known := {session_id: item_id for session_id, item_id in since if item_id is not None}:
+        items: Any = select(messages.c.session_id, messages.c.id, messages.c.message_data)
+        first = min(item_id for _, item_id in since if item_id is not None)
+        items = items.where(messages.c.session_id.in_(known), messages.c.id >= first)
+        for row in connection.execute(items.order_by(*in_order(messages))):
+            found[row.session_id].items.append((row.id, row.message_data))
+    if unknown := {each.session_id for each, news in pairs if each.item is None and not news.head}:
+        newest: Any = select(messages.c.session_id, func.max(messages.c.id))
+        newest = newest.where(messages.c.session_id.in_(unknown)).group_by(messages.c.session_id)
+        for row in connection.execute(newest):
+            found[row[0]].newest = row[1]
+    if over := {each.run_id: each.session_id for each, news in pairs if each.is_over(news)}:
+        ended = keys.c.session_id.in_({*over.values()}), keys.c.run_id.in_(over)
+        for row in connection.execute(select(keys).where(*ended)):
+            found[row.session_id].ends[row.run_id] = row
+    checked = {each.place: each.store for each, news in pairs if each.is_checked(news)}
+    outside = checked.keys() - _admitted(connection, checked)
+    return [None if each.place in outside else news for each, news in pairs]
 
 
-@lru_cache(maxsize=256)
-def _ends(tables: SessionTables, count: int) -> Any:
-    keys = keys_table(tables)
-    sessions = _bound(keys, "session", count)
-    runs = [bindparam(f"run_{at}", type_=keys.c.run_id.type) for at in range(count)]
-    columns = keys.c.session_id, keys.c.status, keys.c.outcome
-    return select(*columns).where(keys.c.session_id.in_(sessions), keys.c.run_id.in_(runs))
-
-
-def _execute(
-    connection: Connection, make: Callable[[int], Any], asked: dict[str, dict[str, Any]]
-) -> dict[str, list[Any]]:
-    """Executes a statement for some sessions. Returns its rows by session."""
-    found: dict[str, list[Any]] = {}
-    given = [{"session": session_id, **values} for session_id, values in asked.items()]
-    for start in range(0, len(given), _AT_ONCE):
-        some = given[start : start + _AT_ONCE]
-        # The last one is repeated, so that there are few statements to prepare.
-        count = 1 << (len(some) - 1).bit_length()
-        some += [some[-1]] * (count - len(some))
-        values = {f"{name}_{at}": own[name] for at, own in enumerate(some) for name in own}
-        for row in connection.execute(make(count), values):
-            found.setdefault(row.session_id, []).append(row)
-    return found
-
-
-def _admitted(connection: Connection, questions: Iterable[Question]) -> set[tuple[str, str]]:
+def _admitted(
+    connection: Connection, left: dict[tuple[str, str], ScopedStore]
+) -> set[tuple[str, str]]:
     """Returns the pairs of a scope and a session in it."""
-    left = {(each.scope, each.session_id): each.store for each in questions}
     found: set[tuple[str, str]] = set()
     while left:
-        chosen: dict[str, str] = {}  # One scope per session and statement.
-        for scope, session_id in list(left)[:_AT_ONCE]:
-            chosen.setdefault(session_id, scope)
-        parts = []
-        for scope in {*chosen.values()}:
-            ids = [each for each, own in chosen.items() if own == scope]
-            parts.append(left[scope, ids[0]].condition({"$session_id": {"$in": ids}}))
+        # One scope per session and statement.
+        chosen = {session_id: (scope, session_id) for scope, session_id in left}
+        by_scope: dict[str, list[str]] = {}
+        for scope, session_id in chosen.values():
+            by_scope.setdefault(scope, []).append(session_id)
+        parts = [
+            left[scope, ids[0]].condition({"$session_id": {"$in": ids}})
+            for scope, ids in by_scope.items()
+        ]
         store = next(iter(left.values()))
         own_id = store.database.tables.sessions.c.session_id
-        rows = connection.execute(*store.queries.where(select(own_id), AnyOf(tuple(parts)), own_id))
-        found |= {(chosen[row[0]], row[0]) for row in rows if row[0] in chosen}
-        for session_id, scope in chosen.items():
-            del left[scope, session_id]
+        inside = store.queries.where(select(own_id), AnyOf(tuple(parts)), own_id)
+        found |= {chosen[row[0]] for row in connection.execute(*inside)}
+        left = {place: store for place, store in left.items() if chosen[place[1]] != place}
     return found
-
-
-def read_all(
-    database: Database, connection: Connection, questions: Sequence[Question]
-) -> list[News]:
-    """Answers each question."""
-    tables, asked = database.tables, dict[str, dict[str, Any]]()
-    for each in questions:
-        known = asked.setdefault(each.session_id, {"number": each.number, "batch": each.batch})
-        known["number"] = min(known["number"], each.number)
-        known["batch"] = max(known["batch"], each.batch)
-    heads: dict[str, list[Any]] = {}
-    if database.has_tables(connection, RUNS):
-        heads = _execute(connection, partial(_heads, tables, database.dialect), asked)
-    answers = [(each, _found(each, heads.get(each.session_id, ()))) for each in questions]
-    _add_items(tables, connection, answers)
-    ended = {
-        each.session_id: {"run": each.run[0]}
-        for each, found in answers
-        if each.run is not None and _has_ended(each, found)
-    }
-    ends = _execute(connection, partial(_ends, tables), ended)
-    for each, found in answers:
-        found.end = next(iter(ends.get(each.session_id, ())), None)
-    checked = [each for each, found in answers if _is_checked(each, found)]
-    admitted = _admitted(connection, checked) if checked else set()
-    return [
-        News(is_there=False)
-        if _is_checked(each, found) and (each.scope, each.session_id) not in admitted
-        else found
-        for each, found in answers
-    ]
-
-
-def _found(question: Question, rows: Sequence[Any]) -> News:
-    new = [(row.number, row.value) for row in rows if row.number is not None]
-    head, item = rows[0] if rows else None, question.item
-    found = News(
-        head=head,
-        steps=[each for each in new if each[0] > question.number],
-        batches=[each for each in reversed(new) if each[0] < question.batch],
-    )
-    if question.is_first and head is not None:
-        progress = Progress.load(head.progress)
-        begin = progress.first if item is None else min(progress.first, item)
-        found.since = 0 if progress.replaced else begin
-    elif head is None or _has_ended(question, found) or head.last_item > (item or 0):
-        found.since = item
-    return found
-
-
-def _has_ended(question: Question, found: News) -> bool:
-    run = question.run
-    return run is not None and (found.head is None or found.head.run_id != run[0])
-
-
-def _is_checked(question: Question, found: News) -> bool:
-    is_news = found.run != question.run or found.steps or found.batches or found.items
-    return question.is_first or bool(is_news and question.store.is_restricted)
-
-
-def _add_items(
-    tables: SessionTables, connection: Connection, answers: Sequence[tuple[Question, News]]
-) -> None:
-    asked: dict[str, dict[str, Any]] = {}
-    for each, found in answers:
-        if found.since is not None:
-            known = asked.setdefault(each.session_id, {"item": found.since})
-            known["item"] = min(known["item"], found.since)
-    rows = _execute(connection, partial(_items, tables), asked)
-    unknown: dict[str, dict[str, Any]] = {
-        each.session_id: {} for each, found in answers if each.is_first and found.head is None
-    }
-    newest = _execute(connection, partial(_newest, tables), unknown)
-    for each, found in answers:
-        # Only what the run had written when its record was read, so that both fit.
-        last = None if found.head is None or _has_ended(each, found) else found.head.last_item
-        since = found.since
-        if since is not None:
-            found.items = [
-                (row.id, row.message_data)
-                for row in rows.get(each.session_id, ())
-                if row.id >= since and (last is None or row.id <= last)
-            ]
-        if each.session_id in newest:
-            found.newest = newest[each.session_id][0].newest
-
-
-# ---- polls ----
 
 
 class Polls:
@@ -309,59 +221,49 @@ class Polls:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: dict[asyncio.Future[News], tuple[float, Question]] = {}
-        self._changed = asyncio.Event()
+        self._waiting: list[tuple[float, Position, asyncio.Future[Any]]] = []
         self._task: asyncio.Task[None] | None = None
-        self._last = 0.0
 
-    async def ask(self, question: Question, delay: float) -> News:
-        """Answers a question after a delay, in seconds, with those of other followers."""
+    async def ask(self, position: Position, delay: float) -> News | None:
+        """Returns the news after a delay, in seconds, read with those of other followers."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[News] = loop.create_future()
-        self._waiting[answer] = loop.time() + delay, question
-        self._changed.set()
+        answer: asyncio.Future[News | None] = loop.create_future()
+        # Those with the same delay are due at the same time.
+        due = (loop.time() // delay + 1) * delay if delay else 0
+        self._waiting.append((due, position, answer))
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
-        try:
-            return await answer
-        finally:
-            self._waiting.pop(answer, None)
+        return await answer
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
-            due = max(min(at for at, _ in self._waiting.values()), self._last + TICK)
-            if (left := due - loop.time()) > 0:
-                self._changed.clear()
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), left)
-                continue
-            self._last = loop.time()
-            latest = self._last + TICK / 2
-            chosen = {answer: each for answer, (at, each) in self._waiting.items() if at <= latest}
-            try:
-                found = await settle(self._read(list(chosen.values())))
-            except Exception as error:  # noqa: BLE001  # raised by each follower
-                for answer in chosen:
-                    if not answer.done():
-                        answer.set_exception(error)
-            else:
-                for answer, each in zip(chosen, found, strict=True):
-                    if not answer.done():
-                        answer.set_result(each)
-            for answer in chosen:
-                self._waiting.pop(answer, None)
+            latest = loop.time() + _TICK / 2
+            waiting = [each for each in self._waiting if not each[2].done()]
+            self._waiting = [each for each in waiting if each[0] > latest]
+            due = [each for each in waiting if each[0] <= latest]
+            for start in range(0, len(due), _AT_ONCE):
+                await self._answer(due[start : start + _AT_ONCE])
+            if self._waiting:
+                await asyncio.sleep(_TICK - loop.time() % _TICK)
 
-    async def _read(self, questions: list[Question]) -> list[News]:
-        def read(connection: Connection) -> list[News]:
-            return read_all(self._database, connection, questions)
+    async def _answer(self, asked: Sequence[tuple[float, Position, asyncio.Future[Any]]]) -> None:
+        database, positions = self._database, [position for _, position, _ in asked]
 
+        def read(connection: Connection) -> list[News | None]:
+            return read_news(database, connection, positions)
+
+        found: list[News | None] = [None] * len(asked)
+        problem: Exception | None = None
         try:
-            return await self._database.read(read)
-        except TablesMissingError as error:
-            if self._database.names.metadata not in error.tables:
-                raise
-            return [News(is_there=False) for _ in questions]  # Nothing was ever used.
+            found = await settle(database.read_used(CORE, read, found))
+        except Exception as error:  # noqa: BLE001  # raised by each follower
+            problem = error
+        for (_, _, answer), news in zip(asked, found, strict=True):
+            if problem is not None and not answer.done():
+                answer.set_exception(problem)
+            elif not answer.done():
+                answer.set_result(news)
 
 
 _polls: WeakValueDictionary[tuple[Any, ...], Polls] = WeakValueDictionary()

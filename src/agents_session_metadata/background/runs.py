@@ -8,7 +8,7 @@ import logging
 import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from agents_session_metadata.core.database import FAILURES, settle
 from agents_session_metadata.errors import RunCancelledError, RunNotFoundError, SessionBusyError
-from agents_session_metadata.runs.approvals import READY, RunInfo, read_page
+from agents_session_metadata.runs.approvals import RunFilter, RunInfo, read_page
 from agents_session_metadata.runs.claim import Request, Settings, lock_run, statements, write_status
 from agents_session_metadata.runs.feature import FAILED, INTERRUPTED, keep_outcome
 from agents_session_metadata.runs.runs import StreamedRun
@@ -28,7 +28,7 @@ from agents_session_metadata.text import quoted
 from .answers import LiveAnswer
 from .cancelling import cancel_run
 from .following import Follower
-from .items import Event
+from .items import Event, Opener
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -106,39 +106,31 @@ class BackgroundRuns:
             await _interrupt(own)
         return is_found
 
-    async def follow(
+    def follow(
         self, session_id: str, after: int | None, *, forever: bool, wrap: Any
     ) -> AsyncGenerator[Event, None]:
         """Yields what the runs of a session do."""
-        settings = self._settings
-        own = settings.store, settings.encryption, session_id
-        async with aclosing(Follower(*own, after, wrap).events(forever=forever)) as events:
-            async for event in events:
-                yield event
+        own = self._settings.store, self._settings.encryption, session_id
+        return Follower(*own, after, Opener(session_id, wrap)).events(forever=forever)
 
     # ---- recovering ----
 
     async def recover(self, agent_of: AgentOf, *, max_attempts: int, decided: bool) -> int:
         """Goes on with interrupted runs. Returns how many."""
         self._settings.store.database.check_writable()
-        resumed = 0
-        for status in (INTERRUPTED, READY) if decided else (INTERRUPTED,):
-            async with aclosing(self._runs(status)) as infos:
-                async for info in infos:
-                    resumed += await self._recover(info, agent_of, max_attempts)
-        return resumed
-
-    async def _runs(self, status: Any) -> AsyncGenerator[RunInfo, None]:
-        store, cursor = self._settings.store, None
-        while True:
-            own = store, self._settings.encryption, store.condition(None), status, _AT_ONCE
-            page = await read_page(*own, cursor, of_background=True)
+        store, encryption, resumed = self._settings.store, self._settings.encryption, 0
+        own = store, encryption, store.condition(None)
+        statuses: list[RunFilter] = ["interrupted", "ready"] if decided else ["interrupted"]
+        cursor: str | None = None
+        while statuses:
+            page = await read_page(*own, statuses[0], _AT_ONCE, cursor, of_background=True)
             # Several processes find the same runs.
             for info in random.sample(page.runs, len(page.runs)):
-                yield info
+                resumed += await self._recover(info, agent_of, max_attempts)
             cursor = page.next_cursor
             if cursor is None:
-                return
+                del statuses[0]
+        return resumed
 
     async def _recover(self, info: RunInfo, agent_of: AgentOf, max_attempts: int) -> bool:
         if self._refused.get(info.session_id) == info.started_at:

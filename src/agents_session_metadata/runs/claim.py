@@ -375,7 +375,7 @@ class Statements:
         taken = {"status": RUNNING, "token": token, "attempts": bindparam("deaths", type_=Integer)}
         self.take: Update = update(runs).where(own).values(**taken, **written)
         of_run = steps.c.session_id == session
-        stored = select(steps.c.number, steps.c.value).where(of_run, steps.c.number >= 0)
+        stored = select(steps.c.number, steps.c.value).where(of_run)
         self.read_steps: Select[Any] = dialect.locking(stored.order_by(steps.c.number))
         items = select(messages.c.id).where(in_history, messages.c.id > bindparam("base"))
         self.items_since: Select[Any] = items.order_by(messages.c.id)
