@@ -21,7 +21,19 @@ from agents_session_metadata.runs.feature import CANCELLED, FAILED, INTERRUPTED,
 from agents_session_metadata.runs.record import Encryption
 from agents_session_metadata.scope import ScopedStore
 
-from .items import Event, Item, Opener, add_batch, answer_of, has_calls, key_of, rest_of, unstored
+from .items import (
+    Event,
+    Item,
+    Opener,
+    add_batch,
+    answer_of,
+    first_message,
+    has_calls,
+    key_of,
+    rest_of,
+    texts_of,
+    unstored,
+)
 from .polls import News, Position, polls_of
 
 _SHORT, _USUAL, _LONG = 0.1, 0.25, 1.0
@@ -87,6 +99,11 @@ class Follower:
         steps = [text for number, text in found.steps if number > at.number]
         answers = [answer_of(self._encryption.load(text)) for text in steps]
         events = list(self._walk(await self._open(new), list(filter(has_calls, answers))))
+        for answer in answers:
+            if not (has_calls(answer) or new):
+                # Its text was shown while it was written. It is no item before it is stored.
+                message = next(filter(texts_of, answer), {})
+                events += rest_of(message, self._partial)
         return [*events, *self._show(found), *self._changed(head, before)]
 
     def _forget(self) -> None:
@@ -168,6 +185,8 @@ class Follower:
 
     def _item(self, item: Item, item_id: int | None) -> Iterator[Event]:
         yield from rest_of(item, self._partial)
+        message = first_message(self._partial) if texts_of(item) else -1
+        self._partial = [each for each in self._partial if each.get("output_index", 0) > message]
         yield {"type": "item", "item": item, "item_id": item_id}
 
     async def _end(self, found: News) -> list[Event]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agents.models.fake_id import FAKE_RESPONSES_ID
@@ -91,6 +91,11 @@ def texts_of(item: Mapping[str, Any]) -> list[str]:
     return [part["text"] for part in parts if isinstance(part.get("text"), str)]
 
 
+def first_message(events: Iterable[Event]) -> int:
+    """Returns the index of the first message of the answer in progress."""
+    return min(shown_texts(events), default=(0, 0))[0]
+
+
 def shown_texts(events: Iterable[Event]) -> dict[Place, str]:
     """Returns the texts of the answer in progress."""
     texts: dict[Place, str] = {}
@@ -101,27 +106,24 @@ def shown_texts(events: Iterable[Event]) -> dict[Place, str]:
     return texts
 
 
-def rest_of(item: Item, events: list[Event]) -> Iterator[Event]:
-    """Yields the texts of a finished message that the events of its answer have not shown.
+def rest_of(item: Item, events: list[Event]) -> list[Event]:
+    """Returns the texts of a finished message that the events of its answer have not shown.
 
-    Removes the events that have shown this message.
+    Adds them to these events.
     """
-    texts = texts_of(item)
-    if not texts:
-        return
-    shown = shown_texts(events)
-    message = min(shown, default=(0, 0))[0]
+    texts, shown = texts_of(item), shown_texts(events)
+    message = first_message(events)
     known = [shown.get((message, at), "") for at in range(len(texts))]
-    if not shown or not all(map(str.startswith, texts, known)):
-        events.clear()
-        known = [""] * len(texts)
-        yield BEGINNING
-    events[:] = [event for event in events if event.get("output_index", 0) > message]
+    rest: list[Event] = []
+    if texts and not (shown and all(map(str.startswith, texts, known))):
+        rest, known = [BEGINNING], [""] * len(texts)
     for at, (text, part) in enumerate(zip(texts, known, strict=True)):
         if len(text) > len(part):
             indexes = {"output_index": message, "content_index": at}
             delta = text[len(part) :]
-            yield {"type": TEXT, "item_id": item.get("id"), **indexes, "delta": delta}
+            rest.append({"type": TEXT, "item_id": item.get("id"), **indexes, "delta": delta})
+    add_batch(events, rest)
+    return rest
 
 
 # ---- cancelled runs ----

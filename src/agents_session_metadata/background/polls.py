@@ -180,10 +180,10 @@ def read_news(
         for row in connection.execute(items.order_by(*in_order(messages))):
             found[row.session_id].items.append((row.id, row.message_data))
     if unknown := {each.session_id for each, news in pairs if each.item is None and not news.head}:
-        newest: Any = select(messages.c.session_id, func.max(messages.c.id))
+        newest: Any = select(messages.c.session_id, func.max(messages.c.id).label("newest"))
         newest = newest.where(messages.c.session_id.in_(unknown)).group_by(messages.c.session_id)
         for row in connection.execute(newest):
-            found[row[0]].newest = row[1]
+            found[row.session_id].newest = row.newest
     if over := {each.run_id: each.session_id for each, news in pairs if each.is_over(news)}:
         ended = keys.c.session_id.in_({*over.values()}), keys.c.run_id.in_(over)
         for row in connection.execute(select(keys).where(*ended)):
