@@ -251,6 +251,50 @@ async def test_a_last_answer_that_a_guardrail_refused_is_no_item(catalog, runs) 
     assert "bad" not in str(late.events)
 
 
+@pytest.mark.logic
+async def test_the_text_of_a_last_answer_is_whole_before_the_run_has_ended(catalog, runs) -> None:
+    release = asyncio.Event()
+
+    @output_guardrail
+    async def wait(context: Any, agent: Any, output: Any) -> GuardrailFunctionOutput:
+        await release.wait()
+        return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
+
+    agent = speaking(["one two three four"], output_guardrails=[wait])
+    gate = gated(agent, "three")
+    await runs.start("chat", agent, "Count")
+    client, task = await following(runs)
+    await until(lambda: client.text == "one two")
+    gate.set()
+    await until(lambda: client.text == "one two three four")
+    assert client.shown == [("user", "Count")]
+    release.set()
+    await task
+    assert client.shown == await items_of(catalog)
+
+
+@pytest.mark.only_on("sqlite-file")
+async def test_followers_of_tables_with_other_names_do_not_see_each_other(database) -> None:
+    engine = database.engine()
+    names = {"sessions_table": "other_sessions", "messages_table": "other_messages"}
+    catalogs = [
+        SessionCatalog(engine, create_tables=True),
+        SessionCatalog(engine, create_tables=True, **names),
+    ]
+    both = [SessionRuns(catalog) for catalog in catalogs]
+    agents = [speaking([f"one {number} end"]) for number in range(2)]
+    gates = [gated(agent, "end") for agent in agents]
+    for runs, agent in zip(both, agents, strict=True):
+        await runs.start("chat", agent, "Count")
+    followed = [await following(runs) for runs in both]
+    await until(lambda: [client.text for client, _ in followed] == ["one 0", "one 1"])
+    for gate in gates:
+        gate.set()
+    for catalog, (client, task) in zip(catalogs, followed, strict=True):
+        await task
+        assert client.shown == await items_of(catalog)
+
+
 async def test_outside_the_scope_nothing_is_shown(everyone) -> None:
     runs, agent = SessionRuns(everyone), speaking(["one two"])
     gate = gated(agent, "two")
