@@ -62,17 +62,17 @@ def triggers(kind: str, table: str, event: str) -> Iterator[str]:
 
 
 async def add_triggers(
-    engine: AsyncEngine, kind: str, event: str | None, table: str | None
+    engine: AsyncEngine, kind: str, event: str | None, table: str | None, *, updates: bool = True
 ) -> None:
     # Some rows first: the next key that the database makes is no 1.
-    for statement in [*AUDIT[kind], *["INSERT INTO audit (what, n) VALUES ('first', 0)"] * 3]:
-        async with engine.begin() as connection:
-            await connection.exec_driver_sql(statement)
+    statements = [*AUDIT[kind], *["INSERT INTO audit (what, n) VALUES ('first', 0)"] * 3]
     for one in TABLES if table is None else [table]:
         for when in EVENTS if event is None else [event]:
-            for statement in triggers(kind, one, when):
-                async with engine.begin() as connection:
-                    await connection.exec_driver_sql(statement)
+            statements += triggers(kind, one, when)
+    for statement in statements:
+        text = statement if updates else statement.replace("UPDATE audit SET n = n + 1;", "")
+        async with engine.begin() as connection:
+            await connection.exec_driver_sql(text)
 
 
 async def check_everything(engine: AsyncEngine) -> None:
@@ -180,7 +180,8 @@ async def test_fifty_callers_create_one_session(shared_database: Database):
     engine = shared_database.engine(pool_size=50)
     mine = SessionCatalog(engine, create_tables=True).scoped({"owner_id": "me"})
     assert await mine.count_sessions() == 0
-    await add_triggers(engine, shared_database.kind, None, None)
+    # Triggers that change the same rows wait for each other in another order than the sessions.
+    await add_triggers(engine, shared_database.kind, None, None, updates=False)
 
     async def create() -> bool:
         try:
