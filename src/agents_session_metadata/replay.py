@@ -518,15 +518,22 @@ def _typed(answer: Iterable[JSONObject]) -> list[Any]:
     typed = []
     for item in answer:
         whole = dict(item)
-        if item.get("role") == "assistant":
-            content = item.get("content")
-            if isinstance(content, str):
-                content = [{"type": "output_text", "text": content, "annotations": []}]
-            written = {"id": "msg_replay", "type": "message", "status": "completed"}
-            whole = {**written, **item, "content": content}
         try:
+            if item.get("role") == "assistant":
+                content = item.get("content")
+                parts = (
+                    [{"type": "output_text", "text": content}]
+                    if isinstance(content, str)
+                    else content
+                )
+                written = {"id": "msg_replay", "type": "message", "status": "completed"}
+                whole = {
+                    **written,
+                    **item,
+                    "content": [{"annotations": [], **part} for part in parts],
+                }
             typed.append(_OUTPUT_ITEM.validate_python(whole))
-        except ValidationError:
+        except (TypeError, ValidationError):
             kind = quoted(item.get("type"))
             raise _EndedError(f"an item of type {kind} cannot be given back") from None
     return typed

@@ -210,6 +210,14 @@ async def test_it_begins_after_the_newest_compaction(recorded, catalog, tools):
     assert (result.differences, result.recorded) == ([], [turn])
 
 
+async def test_an_answer_whose_parts_have_no_annotations_is_given_back(recorded, catalog, tools):
+    part = {"type": "output_text", "text": "short"}
+    turn = [raw.message("hi"), {"role": "assistant", "content": [part]}]
+    await catalog.create_session("short", items=turn)
+    result = await (await Replay.of(catalog, "short")).run(agents_of(tools))
+    assert (result.differences, result.recorded) == ([], [turn])
+
+
 async def test_sessions_that_cannot_be_replayed(recorded, catalog):
     for of in (catalog, catalog.scoped({"owner_id": "u1"})):
         with pytest.raises(SessionNotFoundError):
