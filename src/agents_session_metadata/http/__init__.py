@@ -7,6 +7,6 @@ app.mount("/v1", sessions_app(catalog, scope=lambda request: {"owner_id": reques
 ```
 """
 
-from .app import GetScope, sessions_app
+from .app import AllowDecisions, GetScope, sessions_app
 
-__all__ = ["GetScope", "sessions_app"]
+__all__ = ["AllowDecisions", "GetScope", "sessions_app"]
