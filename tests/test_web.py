@@ -18,6 +18,7 @@ from conformance.approving import Deployer, deploys
 from servers import Database
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.routing import Mount
 
 from agents_session_metadata import SessionCatalog, SessionRuns
@@ -289,6 +290,20 @@ async def test_what_can_be_done_with_the_selected_sessions(catalog) -> None:
         for path in ("/tag", "/archive", "/export", "/delete-selected"):
             answer = await browser.post(path, data={"select": "a"}, headers={"Origin": HOST})
             assert answer.status_code == 404
+
+
+async def test_whoever_has_no_scope_is_redirected_to_the_login(catalog) -> None:
+    def refusing(request: Request) -> None:
+        raise HTTPException(401, "log in first")
+
+    for scope in (lambda request: None, lambda request: {"owner_id": None}, refusing):
+        async with client(browser_app(catalog, scope=scope, login="/login")) as browser:
+            for path in ("/", "/session?id=a", "/events"):
+                answer = await browser.get(path)
+                assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+            assert (await browser.get("/style.css")).status_code == 200
+    async with client(browser_app(catalog, scope=None, login="/login")) as browser:
+        assert (await browser.get("/")).status_code == 200
 
 
 async def test_streams_of_changes_are_limited_and_scoped(catalog) -> None:

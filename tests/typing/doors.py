@@ -73,6 +73,7 @@ def web(catalog: SessionCatalog) -> None:
     """The same for the pages."""
     assert_type(browser_app(catalog, scope=scope), ASGIApp)
     browser_app(catalog, scope=async_scope, allow_write=True, allowed_hosts=["example.org"])
+    browser_app(catalog, scope=async_scope, login="/login")
     browser_app(catalog, scope=None)
     browser_app(catalog)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     browser_app(catalog, scope=scope, allow_write="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

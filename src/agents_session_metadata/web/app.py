@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
 from agents_session_metadata import SessionCatalog
@@ -91,6 +91,7 @@ def browser_app(
     scope: GetScope | None,
     allow_write: bool = False,
     allowed_hosts: Collection[str] = LOCAL_HOSTS,
+    login: str | None = None,
     by: DecidedBy = None,
     currency: str = "$",
     max_streams: int = MAX_STREAMS,
@@ -113,6 +114,8 @@ def browser_app(
             sessions, and approve and reject calls of waiting runs and discard runs.
         allowed_hosts: The host names of the application, with or without a port. Requests for other
             hosts are refused.
+        login: The URL of your login page, such as `/login`. A request without a scope, or whose
+            scope function raises 401, is redirected to it.
         by: Who approves and rejects, stored by `SessionRuns.decide`: a name, or a function, sync or
             async, that is called with Starlette's `Request` and returns the name.
         currency: The currency of the prices, as a sign or a code, which is written before costs.
@@ -136,7 +139,7 @@ def browser_app(
         raise ValueError("max_streams and max_streams_per_scope must be positive")
     hosts = frozenset(each.lower() for each in allowed_hosts)
     streams = Streams(max_streams, max_streams_per_scope)
-    return _BrowserApp(Options(catalog, scope, allow_write, hosts, by, currency, streams))
+    return _BrowserApp(Options(catalog, scope, allow_write, hosts, login, by, currency, streams))
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,8 @@ class _BrowserApp(HTTPApp):
                 "error.html", refused.status_code, refused=refused, phrase=phrase
             )
             response.headers.update(refused.headers or {})  # such as those of a login
+            if refused.status_code == 401 and self.options.login:
+                response = RedirectResponse(self.options.login, 303)
         response.headers.update(HEADERS)
         if call.uses_token:
             call.keep_token(response)
@@ -168,7 +173,8 @@ class _BrowserApp(HTTPApp):
             return Response(content, media_type=media_type)
         catalog = await scoped_catalog(self.options.catalog, self.options.get_scope, request)
         if catalog is None:
-            raise HTTPException(403, "You do not have access to these sessions.")
+            status = 401 if self.options.login else 403
+            raise HTTPException(status, "You do not have access to these sessions.")
         call.catalog = catalog
         reading = {**_READ, **(_ASK if call.allow_write else {})}
         writing = _WRITE if self.options.allow_write else {}

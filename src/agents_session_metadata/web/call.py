@@ -72,6 +72,7 @@ class Options:
     get_scope: GetScope | None
     allow_write: bool
     hosts: frozenset[str]
+    login: str | None
     by: DecidedBy
     currency: str
     streams: Streams
