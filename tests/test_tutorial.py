@@ -47,11 +47,11 @@ class Browser:
     """The requests of the page of one user."""
 
     def __init__(self, client: httpx2.AsyncClient, address: str, user: str) -> None:
-        self._client, self._address, self._user = client, address, user
+        self._client, self.address, self._user = client, address, user
 
     async def send(self, method: str, path: str, **body: Any) -> Any:
         answer = await self._client.request(
-            method, self._address + path, json=body or None, headers={"x-user": self._user}
+            method, self.address + path, json=body or None, headers={"x-user": self._user}
         )
         return answer.json() if answer.status_code < 400 else answer.status_code
 
@@ -99,6 +99,16 @@ async def test_the_program_on_every_database(page) -> None:
     assert await ana.titles() == {"My order"}
     await ana.send("DELETE", chat)
     assert await ana.titles() == set()
+
+
+async def test_the_pages_of_the_operator_are_behind_a_login(page) -> None:
+    ana, _, program = page
+    await ana.send("POST", "/chats")
+    async with httpx2.AsyncClient() as client:
+        refused = await client.get(f"{ana.address}/admin/")
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Basic")
+        shown = await client.get(f"{ana.address}/admin/", auth=("admin", program.PASSWORD))
+        assert (shown.status_code, "ana" in shown.text) == (200, True)
 
 
 async def test_the_budget_of_a_day(page, monkeypatch) -> None:

@@ -5,6 +5,8 @@ the extra `web`, and no API key. The database is the one in AGENT_SESSIONS_URL, 
 """
 
 import os
+import secrets
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -19,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from agents_session_metadata import (
     Budget,
@@ -36,6 +38,7 @@ from agents_session_metadata import (
     SessionTitler,
     SessionTracker,
 )
+from agents_session_metadata.web import browser_app
 
 catalog = SessionCatalog.from_url(
     os.environ.get("AGENT_SESSIONS_URL") or "sqlite:///chat.db", create_tables=True
@@ -189,6 +192,18 @@ PROBLEMS: dict[Any, tuple[int, str]] = {
 }
 
 
+PASSWORD = os.environ.get("ADMIN_PASSWORD") or secrets.token_urlsafe()
+
+
+def operator(request: Request) -> SessionCatalog:
+    login = "Basic " + b64encode(f"admin:{PASSWORD}".encode()).decode()
+    if not secrets.compare_digest(
+        request.headers.get("authorization", "").encode(), login.encode()
+    ):
+        raise HTTPException(401, "log in as admin", {"WWW-Authenticate": "Basic"})
+    return catalog
+
+
 @asynccontextmanager
 async def lifespan(_: Starlette) -> AsyncIterator[None]:
     async with catalog:
@@ -207,6 +222,7 @@ app = Starlette(
         Route("/chats/{id}", delete_chat, methods=["DELETE"]),
         Route("/chats/{id}/messages", post_message, methods=["POST"]),
         Route("/chats/{id}/calls/{call}", post_decision, methods=["POST"]),
+        Mount("/admin", browser_app(catalog, scope=operator)),
     ],
     exception_handlers=dict.fromkeys(PROBLEMS, problem),
     lifespan=lifespan,
