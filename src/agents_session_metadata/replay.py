@@ -520,18 +520,12 @@ def _typed(answer: Iterable[JSONObject]) -> list[Any]:
         whole = dict(item)
         try:
             if item.get("role") == "assistant":
-                content = item.get("content")
-                parts = (
-                    [{"type": "output_text", "text": content}]
-                    if isinstance(content, str)
-                    else content
-                )
+                content: Any = item.get("content")
+                if isinstance(content, str):
+                    content = [{"type": "output_text", "text": content}]
+                parts = [{"annotations": [], **part} for part in content]
                 written = {"id": "msg_replay", "type": "message", "status": "completed"}
-                whole = {
-                    **written,
-                    **item,
-                    "content": [{"annotations": [], **part} for part in parts],
-                }
+                whole = {**written, **item, "content": parts}
             typed.append(_OUTPUT_ITEM.validate_python(whole))
         except (TypeError, ValidationError):
             kind = quoted(item.get("type"))
