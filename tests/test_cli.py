@@ -690,20 +690,21 @@ async def test_cleanup(cli, filled):
             assert "--where with a condition" in said(result.stderr)
     result = await cli("cleanup", "--where", '{"a": {"$x": 1}}', "--yes", code=2)
     assert "$.a.$x" in result.stderr
-    assert (await cli("cleanup", "--days", "999999", "--yes")).stderr == "deleted 0 sessions\n"
+    assert (await cli("cleanup", "--days", "999999", "--yes")).stdout == "0\n"
     await filled.create_session("new")
     result = await cli("cleanup", "--hours", "24", "--meta", "owner_id=u1", "--dry-run", "--json")
     assert document(result) == {"deleted": 2, "dry_run": True, "oldest": ["a", "b"]}
     result = await cli("cleanup", "--hours", "24", "--dry-run")
+    assert result.stdout == "3\n"
     assert result.stderr == "would delete 3 sessions; the oldest: a, b, c\n"
     assert await filled.count_sessions() == 4
     result = await cli("cleanup", "--hours", "24", "--meta", "owner_id=u1", "--yes")
-    assert (result.stdout, result.stderr) == ("", "deleted 2 sessions\n")
+    assert (result.stdout, result.stderr) == ("2\n", "deleted 2 sessions\n")
     assert document(await cli("cleanup", "--days", "1", "--yes", "--json")) == {
         "deleted": 1,
         "dry_run": False,
     }
-    assert (await cli("cleanup", "--days", "1", "--yes")).stderr == "deleted 0 sessions\n"
+    assert (await cli("cleanup", "--days", "1", "--yes")).stdout == "0\n"
     assert await filled.count_sessions() == 1
 
 

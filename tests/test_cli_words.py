@@ -851,9 +851,9 @@ def test_the_database_of_the_environment_and_its_retention(tmp_path, monkeypatch
     url = f"sqlite:///{tmp_path}/x.db"
     monkeypatch.setenv("AGENT_SESSIONS_RETENTION_DAYS", "1")
     for arguments, words in (
-        (["--yes"], "deleted 0 sessions"),
-        (["--hours", "0", "--dry-run"], "would delete 1 session; the oldest: "),
-        (["--days", "0", "--yes"], "deleted 1 session"),
+        (["--yes"], "0\ndeleted 0 sessions"),
+        (["--hours", "0", "--dry-run"], "1\nwould delete 1 session; the oldest: "),
+        (["--days", "0", "--yes"], "1\ndeleted 1 session"),
     ):
         assert run("cleanup", *arguments, url=url).output.startswith(words)
 

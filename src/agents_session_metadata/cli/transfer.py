@@ -104,7 +104,9 @@ async def cleanup(
     if dry_run:
         document["oldest"] = first
         message += f"; the oldest: {', '.join(map(shown, first))}" if first else ""
-    await show(document, message=message if found or where is None else output.no_match(where))
+    if not found and where is not None:
+        message = output.no_match(where)
+    await show(document, str(found), message=message)
 
 
 async def _oldest(catalog: SessionCatalog, where: Any, age: timedelta | None) -> list[str]:
