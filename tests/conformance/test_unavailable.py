@@ -10,6 +10,7 @@ from commands import run, said
 from mcp import Client
 from servers import SHARED_DATABASES
 from sqlalchemy import make_url, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -113,12 +114,19 @@ async def test_a_full_database_of_sqlite(engine):
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("driver", ["postgresql+asyncpg", "postgresql+psycopg"])
-async def test_a_server_without_a_free_connection(engine, database, driver):
+@pytest.mark.parametrize(
+    "refused", ["CONNECTION LIMIT 0", "SET default_transaction_read_only = on"]
+)
+async def test_a_server_without_a_free_connection_or_a_primary(engine, database, driver, refused):
     await raw.execute(engine, "DROP ROLE IF EXISTS nobody")
-    await raw.execute(engine, "CREATE ROLE nobody LOGIN CONNECTION LIMIT 0")
+    await raw.execute(engine, "CREATE ROLE nobody LOGIN")
+    await raw.execute(engine, f"ALTER ROLE nobody {refused}")
     url = make_url(database.url).set(drivername=driver, username="nobody")
-    app = sessions_app(SessionCatalog(create_async_engine(url)), scope=None)
+    url = url.update_query_dict({"target_session_attrs": "read-write"})
+    catalog = SessionCatalog(create_async_engine(url))
     async with httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(app), base_url="http://test"
+        transport=httpx2.ASGITransport(sessions_app(catalog, scope=None)), base_url="http://test"
     ) as client:
         assert (await client.get("/conversations")).status_code == 503
+    with pytest.raises(DBAPIError):  # also with SQLAlchemy 2.0, which passes on asyncpg's error
+        await catalog.count_sessions()

@@ -33,6 +33,7 @@ from agents_session_metadata.dialects.codes import (
     HELD,
     LOST_STATEMENT,
     TRANSIENT,
+    database_cause,
     error_code,
 )
 from agents_session_metadata.dialects.urls import check_loop
@@ -267,6 +268,11 @@ class Database:
                 await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
                 if asyncio.current_task() in _abandoned:
                     raise
+            except Exception as error:
+                if isinstance(error, FAILURES) or database_cause(error) is None:
+                    raise
+                # SQLAlchemy 2.0 passes on asyncpg's own errors while it connects.
+                raise OperationalError(None, None, error) from error
         raise AssertionError("the last attempt returns or raises")
 
     async def ensure(self, group: str = CORE) -> None:

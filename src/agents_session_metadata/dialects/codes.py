@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import asyncio
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    StatementError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 TRANSIENT: set[int | str] = {
@@ -105,6 +111,6 @@ def is_unavailable(error: BaseException) -> bool:
     state = getattr(cause, "sqlstate", None)
     if state is not None or hasattr(cause, "sqlite_errorcode"):
         return code in _UNAVAILABLE or str(state).startswith(_UNAVAILABLE_STATES)
-    return not isinstance(error, StatementError) or isinstance(
-        error, (OperationalError, InterfaceError)
-    )
+    # asyncpg raises an internal error without a code if no host accepts writes.
+    kinds = (OperationalError, InterfaceError, *([InternalError] if code is None else []))
+    return not isinstance(error, StatementError) or isinstance(error, kinds)
