@@ -106,6 +106,37 @@ async def test_a_run_that_a_process_has_ended_goes_on_at_once(catalog, runs) -> 
     assert await runs.get("chat") is None
 
 
+@pytest.mark.only_on("postgresql")
+async def test_a_run_that_could_not_be_recorded_goes_on_when_the_database_is_back(
+    catalog, runs
+) -> None:
+    await raw.execute(
+        catalog.engine,
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'full' USING ERRCODE = '53100'; END $$",
+    )
+    table = "agent_sessions_metadata_run_steps"
+    trigger = f"CREATE TRIGGER failing BEFORE INSERT ON {table} FOR EACH ROW"
+
+    @function_tool
+    async def fill() -> str:
+        if not filled:
+            filled.append(True)
+            await raw.execute(catalog.engine, f"{trigger} EXECUTE FUNCTION fail()")
+        return "done"
+
+    filled: list[bool] = []
+    agent = speaking(["=fill"], ["one end"], tools=[fill])
+    await runs.start("chat", agent, "Count")
+    await runs.aclose()
+    assert (await runs.get("chat")).status == "interrupted"
+    await raw.execute(catalog.engine, f"DROP TRIGGER failing ON {table}")
+    assert await runs.recover(lambda _: agent) == 1
+    await runs.aclose()
+    assert await runs.get("chat") is None
+    assert plain(await catalog.session("chat").get_items())[-1] == ("assistant", "one end")
+
+
 async def test_a_run_is_left_alone_if_there_is_no_agent_for_it(catalog, runs, caplog) -> None:
     await hang(runs)
     await die(catalog)

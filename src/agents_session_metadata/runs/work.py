@@ -24,6 +24,7 @@ from agents_session_metadata._sdk import (
     was_cancelled,
 )
 from agents_session_metadata.core.database import FAILURES, insist, settle
+from agents_session_metadata.dialects.codes import is_unavailable
 from agents_session_metadata.errors import (
     LeaseLostError,
     RunCancelledError,
@@ -200,7 +201,10 @@ class Work:
         except BaseException as error:
             if self._lease.lost is None:
                 cause = self._record.error or error
-                if self._is_interrupted or not isinstance(cause, Exception):
+                # Without a caller, `recover` goes on when the database is back.
+                is_left = self._record.progress.background and self._record.error is not None
+                is_left = is_left and is_unavailable(cause)
+                if self._is_interrupted or is_left or not isinstance(cause, Exception):
                     await settle(self._lease.release())
                 else:
                     await settle(self._fail(cause))
