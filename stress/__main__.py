@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from . import crashes, cuts, full_disk, galera, group_replication, pgbouncer, read_only
+from . import crashes, cuts, failover, full_disk, galera, group_replication, pgbouncer, read_only
 from .results import Figures, Result, show, write
 
 FAULTS: dict[str, Callable[[], AsyncIterator[Result]]] = {
@@ -24,6 +24,7 @@ FAULTS: dict[str, Callable[[], AsyncIterator[Result]]] = {
     "crash-mariadb": crashes.crash_mariadb,
     "crash-mysql": crashes.crash_mysql,
     "crash-writers": crashes.crash_writers,
+    "failover": failover.fail_over,
     "cut-postgresql": cuts.cut_postgresql,
     "cut-mariadb": cuts.cut_mariadb,
     "full-disk": full_disk.fill_disk,

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.values import decode_elements
 
+from .clients import ITEMS, KINDS
 from .journal import Call, Journal
 from .load import SHARED, items, open_catalog, values
 from .results import Figures
@@ -34,6 +35,7 @@ async def audit(engine: AsyncEngine, journal: Journal) -> Figures:
     await _replaced(catalog, journal, seen, figures)
     await _edited(catalog, seen, figures)
     await _added(catalog, seen, figures)
+    await _ran(catalog, seen, figures)
     await _churned(catalog, journal, figures)
     await _elements(engine, figures)
     await _orphans(engine, figures)
@@ -48,7 +50,7 @@ async def audit(engine: AsyncEngine, journal: Journal) -> Figures:
     figures.retried = sum(journal.retried.values())
     figures.retried_codes = dict(journal.retried)
     figures.errors = dict(journal.errors)
-    figures.strange = [repr(error)[:200] for error in journal.strange]
+    figures.strange = [error[:200] for error in journal.strange]
     return figures
 
 
@@ -113,6 +115,22 @@ async def _pairs_of(session: SessionABC, seen: Counter[Call], figures: Figures) 
         seen[_call(content)] += len(own) // len(pair)
         if own != pair * (len(own) // len(pair)):
             figures.tell_half(f"{session.session_id}: {own}")
+
+
+async def _ran(catalog: SessionCatalog, seen: Counter[Call], figures: Figures) -> None:
+    """Runs have ended, with each of their items once."""
+    for kind in KINDS:
+        async for info in catalog.iter_sessions({"$session_id": {"$prefix": f"{kind} "}}):
+            if "run" not in info.metadata:
+                continue  # Its tracker has only counted that it did not begin.
+            stored: list[Any] = await catalog.session(info.session_id).get_items()
+            kinds = [item.get("type") or item["role"] for item in stored]
+            outputs = [item["call_id"] for item in stored[2::2]]
+            calls = [item["call_id"] for item in stored[1:-1:2]]
+            if info.metadata["run"] == "completed" and kinds == ITEMS and outputs == calls:
+                seen[_call(info.session_id)] += 1
+            else:
+                figures.tell_half(f"{info.session_id}: {info.metadata.get('run')}, {kinds}")
 
 
 async def _churned(catalog: SessionCatalog, journal: Journal, figures: Figures) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-import sys
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,8 +16,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from servers import MariaDB, MySQL, MySQLServer, PostgreSQL, mysqld
 
 from .audit import audit
+from .clients import client
 from .databases import create_database, mariadbd, version
-from .journal import Call, Journal
+from .journal import Journal
 from .load import Load, prepare
 from .results import Result
 
@@ -71,32 +73,6 @@ async def _crash(server: PostgreSQL | MySQLServer) -> Result:
         server.stop()
 
 
-_WRITER = """
-import asyncio, sys
-from sqlalchemy.ext.asyncio import create_async_engine
-from stress.journal import Call, Journal
-from stress.load import Load
-
-class Telling(Journal):
-    def begin(self, call):
-        print("begin", *call, flush=True)
-        super().begin(call)
-
-    def acknowledge(self, call):
-        print("acknowledge", *call, flush=True)
-        super().acknowledge(call)
-
-    def fail(self, error, seconds):
-        print("fail", type(error).__name__, flush=True)
-
-async def main():
-    engine = create_async_engine(sys.argv[1])
-    await Load(Telling(), [engine], writers=2, name=sys.argv[2]).run(60)
-
-asyncio.run(main())
-"""
-
-
 async def crash_writers() -> AsyncIterator[Result]:
     """Kill processes that write to one SQLite file."""
     with tempfile.TemporaryDirectory(prefix="killed-") as directory:
@@ -115,32 +91,7 @@ async def crash_writers() -> AsyncIterator[Result]:
 
 
 async def _write_and_die(url: URL, name: str, journal: Journal) -> None:
-    child = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-c", _WRITER, url.render_as_string(), name],
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert child.stdout is not None
-    begun = asyncio.Event()
-    reading = asyncio.create_task(_read(child.stdout, journal, begun))
-    try:
-        await asyncio.wait_for(begun.wait(), 60)
+    async with client(url, name, journal) as process:
         await asyncio.sleep(1 + random.random() / 2)
-        assert child.returncode is None, "the writer ended by itself"
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
-    await reading
-
-
-async def _read(output: asyncio.StreamReader, journal: Journal, begun: asyncio.Event) -> None:
-    async for line in output:
-        if not line.endswith(b"\n"):
-            return  # killed in the middle of a line
-        word, *rest = line.decode().split()
-        if word == "fail":
-            journal.errors[rest[0]] += 1
-            continue
-        begun.set()
-        call = Call(rest[0], rest[1], int(rest[2]))
-        (journal.begin if word == "begin" else journal.acknowledge)(call)
+        assert process.running, "the writer ended by itself"
+        os.kill(process.pid, signal.SIGKILL)

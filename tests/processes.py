@@ -88,6 +88,12 @@ class Script:
         return values
 
     @property
+    def pid(self) -> int:
+        """The id of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether the script has not ended yet."""
         return self._process.is_alive()
