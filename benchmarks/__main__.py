@@ -11,14 +11,14 @@ from .agents import measure_calls, measure_replaced, measure_tracker
 from .background import measure_background
 from .catalog import measure_catalog
 from .databases import TITLES, Server, open_servers
-from .indexes import measure_indexes
+from .indexes import measure_indexes, measure_peers
 from .measure import Effort
 from .overhead import measure_overhead
 from .report import Report
 from .runs import measure_runs
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-PARTS = ("overhead", "agents", "tracker", "runs", "background", "catalog", "indexes")
+PARTS = ("overhead", "agents", "tracker", "runs", "background", "catalog", "indexes", "peers")
 
 
 def main() -> None:
@@ -110,7 +110,9 @@ async def _measure_server(server: Server, arguments: argparse.Namespace, report:
     if "catalog" in parts:
         await measure_catalog(server, sizes, effort, report)
     if "indexes" in parts:
-        await measure_indexes(server, sizes, effort, report, with_peers=with_peers)
+        await measure_indexes(server, sizes, effort, report)
+    if "peers" in parts and with_peers and server.kind != "mysql":
+        await measure_peers(server, effort, report)
 
 
 if __name__ == "__main__":

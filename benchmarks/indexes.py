@@ -99,7 +99,7 @@ class Base:
 
 
 async def measure_indexes(
-    server: Server, sizes: Sequence[int], effort: Effort, report: Report, *, with_peers: bool
+    server: Server, sizes: Sequence[int], effort: Effort, report: Report
 ) -> None:
     """Measure everything on one server; on MariaDB up to 100,000 sessions."""
     most = MEDIUM if server.kind == "mysql" else LARGE
@@ -116,7 +116,7 @@ async def measure_indexes(
         plain = await Base.make(server, corpus, indexed=False)
         await _measure_conditions(indexed, plain, size, effort, report)
         if size == MEDIUM:
-            await _measure_others(server, corpus, indexed, plain, effort, report, peers=with_peers)
+            await _measure_others(server, corpus, indexed, plain, effort, report)
         await plain.close()
         await indexed.close()
     if small is not None:
@@ -162,10 +162,8 @@ async def _measure_others(
     plain: Base,
     effort: Effort,
     report: Report,
-    *,
-    peers: bool,
 ) -> None:
-    """Compare the pages of owners and of a tag with a plain table and LangGraph's store."""
+    """Compare the pages of owners and of a tag with a plain table."""
     table, table_url = Plain(), await server.create("plain")
     await table.open(table_url, corpus)
     for count, owner in OWNERS.items():
@@ -193,22 +191,28 @@ async def _measure_others(
     await table.close()
     await server.drop(table_url)
 
-    if peers and server.kind != "mysql":
-        from .peers import LangGraphByOwner
 
-        store, url = LangGraphByOwner(), await server.create("peer")
-        await store.open(url, corpus)
-        for count, limit in ((10_000, 1.0), (1_000, 1.5)):
-            owner = OWNERS[count]
-            calls = {
-                WITH: indexed.page({"owner_id": owner}),
-                BY_NAMESPACE: lambda _, owner=owner: store.newest(owner),
-            }
-            timings = await contest(calls, effort)
-            what = f"page, owner of {count:,} of {corpus.size:,} / {BY_NAMESPACE}"
-            report.compare(SECTION, what, timings, WITH, BY_NAMESPACE, limit=limit)
-        await store.close()
-        await server.drop(url)
+async def measure_peers(server: Server, effort: Effort, report: Report) -> None:
+    """Compare the page of an owner with that of LangGraph's store, on SQLite and PostgreSQL."""
+    from .peers import LangGraphByOwner
+
+    report.progress(f"loading {MEDIUM:,} sessions beside {BY_NAMESPACE}")
+    corpus = MarkedCorpus(MEDIUM)
+    indexed = await Base.make(server, corpus, indexed=True)
+    store, url = LangGraphByOwner(), await server.create("peer")
+    await store.open(url, corpus)
+    for count, limit in ((10_000, 1.0), (1_000, 1.5), (100, None)):
+        owner = OWNERS[count]
+        calls = {
+            WITH: indexed.page({"owner_id": owner}),
+            BY_NAMESPACE: lambda _, owner=owner: store.newest(owner),
+        }
+        timings = await contest(calls, effort)
+        what = f"page, owner of {count:,} of {corpus.size:,} / {BY_NAMESPACE}"
+        report.compare(SECTION, what, timings, WITH, BY_NAMESPACE, limit=limit)
+    await store.close()
+    await server.drop(url)
+    await indexed.close()
 
 
 async def _measure_writes(server: Server, effort: Effort, report: Report) -> None:
