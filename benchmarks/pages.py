@@ -176,8 +176,8 @@ class Planned:
     def forced(self, operation: Callable[[], Awaitable[Any]], passed: int | None) -> Operation:
         """Always sorts, or always walks, past that many sessions."""
 
-        def read(_: Any, _limit: int, sort: Any, walked: Any) -> Any:
-            return sort(None) if passed is None else walked(Bounds(1, passed))
+        def read(_: Any, _limit: int, sort: Any, _sort_few: Any, walk: Any) -> Any:
+            return sort() if passed is None else walk(Bounds(1, passed, 1, 1))
 
         async def run(_: int) -> Any:
             Chooser.read = read  # type: ignore[method-assign,assignment]
@@ -200,8 +200,9 @@ async def measure(engine: AsyncEngine, effort: Effort) -> None:
 
     async def passed(where: Any) -> int:
         """How many sessions a walk passes until the page is full."""
-        found = (await catalog.list_sessions(where, limit=PAGE, keys=[])).sessions
-        if len(found) < PAGE:
+        most = PAGE + 2  # One more than the page shows whether another follows.
+        found = (await catalog.list_sessions(where, limit=most, keys=[])).sessions
+        if len(found) < most:
             return size
         return await catalog.count_sessions({"$updated_at": {"$gte": found[-1].updated_at}}) + PAGE
 

@@ -90,22 +90,23 @@ class Reader:
             value = after.value or (MISSING[ordering.descending], b"")
             parameters |= {**after.parameters(), "after_key": value[0], "after_rest": value[1]}
         shape = _shape(ordering, after, details)
+        ask = partial(self.queries.query, Builder.page, condition)
 
-        def sort(bounds: Bounds | None) -> list[FoundSession] | None:
-            ask = partial(self.queries.query, Builder.page, condition, few=bounds is not None)
-            if bounds is not None:
-                query = ask({**parameters, **bounds.parameters}, pieces=1, **shape)
-                return _if_few(self.connection.execute(*query))
-
+        def sort() -> list[FoundSession]:
             def read(pieces: int) -> list[FoundSession]:
                 return collect(self.connection.execute(*ask(parameters, pieces=pieces, **shape)))
 
             return self._in_whole_order(read, lambda found: found.position.value)
 
+        def sort_few(bounds: Bounds) -> list[FoundSession] | bool:
+            query = ask({**parameters, **bounds.parameters}, pieces=1, few=True, **shape)
+            return _if_few(self.connection.execute(*query))
+
         if ordering.column != "updated_at":
-            return sort(None) or []
+            return sort()
+        walk = partial(self._walked, condition, parameters, shape)
         chooser = self._chooser(condition, (ordering.descending, after is None))
-        return chooser.read(limit, sort, partial(self._walked, condition, parameters, shape))
+        return chooser.read(limit, sort, sort_few, walk)
 
     def _walked(
         self, condition: Condition, parameters: Parameters, shape: dict[str, Any], bounds: Bounds
@@ -126,14 +127,13 @@ class Reader:
 
         Within one tick of the clock, it is the one with the newest message.
         """
+        parameters = details.parameters(self.database.dialect)
+        ask = partial(self.queries.query, Builder.last, details=details.shape)
 
-        def sort(
-            bounds: Bounds | None, condition: Condition = condition
-        ) -> list[FoundSession] | None:
-            parameters = details.parameters(self.database.dialect)
-            ask = partial(self.queries.query, Builder.last, details=details.shape)
-            if bounds is None:
-                return collect(self.connection.execute(*ask(condition, parameters)))
+        def sort(condition: Condition = condition) -> list[FoundSession]:
+            return collect(self.connection.execute(*ask(condition, parameters)))
+
+        def sort_few(bounds: Bounds) -> list[FoundSession] | bool:
             query = ask(condition, {**parameters, **bounds.parameters}, few=True)
             return _if_few(self.connection.execute(*query))
 
@@ -146,9 +146,9 @@ class Reader:
             tied = [each.info.session_id for each in found if each.position.time == newest]
             if len(tied) == _TIED:
                 return None
-            return sort(None, All((condition, IdIn(tuple(sorted(tied))))))
+            return sort(All((condition, IdIn(tuple(sorted(tied))))))
 
-        found = self._chooser(condition).read(_TIED, sort, walk)
+        found = self._chooser(condition).read(_TIED, sort, sort_few, walk)
         return found[0] if found else None
 
     def last_of_each(
@@ -225,11 +225,12 @@ def collect(result: Result[Any]) -> list[FoundSession]:
     return _collected(list(result.keys()), result.all())
 
 
-def _if_few(result: Result[Any]) -> list[FoundSession] | None:
-    """Returns None if more than a few sessions match."""
+def _if_few(result: Result[Any]) -> list[FoundSession] | bool:
+    """Returns whether they are all old if more than a few sessions match."""
     names, rows = list(result.keys()), result.all()
-    if rows[0][names.index("more")] is not None:
-        return None
+    more = rows[0][names.index("more")]
+    if more is not None:
+        return bool(more)
     return _collected(names, [row for row in rows if row[0] is not None])
 
 

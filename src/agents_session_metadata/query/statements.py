@@ -33,7 +33,7 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Statement, literal_number, literal_parameter
 from agents_session_metadata.values import LIST, SEARCH_KEY_BYTES
 
-from .conditions import UNLIMITED, bytes_parameter
+from .conditions import UNLIMITED, TimeBound, bytes_parameter
 from .details import Details, first_message
 from .logic import (
     IN_ORDER,
@@ -136,7 +136,8 @@ class Builder:
             if self._is_of_all and ordering.column in ("updated_at", "created_at"):
                 column = self._sessions.c[ordering.column]
                 inner = inner.where(self._dialect.reaches(column, descending=ordering.descending))
-        beside = self._counted() if few else None
+        old = self._is_old(descending=ordering.descending) if few and not beyond else None
+        beside = self._counted(old) if few else None
         return self._with_metadata(inner, terms, details, native=ordering.native, beside=beside)
 
     def last(self, *, details: Details, few: bool = False) -> Statement:
@@ -145,7 +146,8 @@ class Builder:
             times = self._sessions.alias("times").c.updated_at
             newest = self._sessions.c.updated_at >= select(func.max(times)).scalar_subquery()
             source = replace(source, conditions=(newest,))
-        newest, beside = self._newest_of(source, details), self._counted() if few else None
+        beside = self._counted(self._is_old(descending=True)) if few else None
+        newest = self._newest_of(source, details)
         return self._with_metadata(newest, (), details, beside=beside)
 
     def _newest_of(self, source: Source, details: Details) -> Statement:
@@ -373,6 +375,15 @@ class Builder:
             for piece in range(pieces)
         ]
 
+    def _within(self, rows: FromClause) -> Iterator[Truth]:
+        """Yields rough limits of the time. The exact conditions are checked for each session."""
+        for name, part in self._condition.conjunction(NAME):
+            if isinstance(part, TimeBound) and part.column == "updated_at":
+                high = part.operator in ("$lt", "$lte")
+                moment = bindparam(name, type_=self._dialect.moment)
+                limit = self._dialect.outer_limit(moment, high=high)
+                yield (op.le if high else op.ge)(rows.c.updated_at, limit)
+
     # ---- where the ids come from ----
 
     def source(
@@ -412,8 +423,8 @@ class Builder:
         truths.extend(part.truth(name, self._context, session_id) for name, part in parts.items())
         return Source(rows, session_id, tuple(truths), selective=selective)
 
-    def _counted(self) -> FromClause:
-        """A row with `more`, which is NULL if there are at most `few` rows to drive."""
+    def _counted(self, old: ColumnElement[int] | None = None) -> FromClause:
+        """A row with `more`, which is NULL if there are at most `few` rows to drive, else `old`."""
         name, best = best_of(self._condition.conjunction(NAME))
         one = literal_number(1).label("one")
         found = [
@@ -425,8 +436,32 @@ class Builder:
             most = literal_parameter("most")
             parts = (select(each.limit(most).subquery().c.one) for each in found)
             found = [select(union_all(*parts).subquery("parts").c.one)]
-        more = found[0].limit(literal_number(1)).offset(literal_parameter("few")).scalar_subquery()
-        return select(more.label("more")).subquery("few")
+        over = found[0].limit(literal_number(1)).offset(literal_parameter("few")).subquery("over")
+        more = select(literal_number(0) if old is None else old).select_from(over)
+        return select(more.scalar_subquery().label("more")).subquery("few")
+
+    def _is_old(self, *, descending: bool) -> ColumnElement[int] | None:
+        """Returns 1 if all sessions of a sample are beyond the reach of a walk, else 0.
+
+        The sample is of the last ids, which are the newest if ids have the order of their creation.
+        """
+        name, best = best_of(self._condition.conjunction(NAME))
+        if best.rank > IN_ORDER:
+            return None
+        rows, conditions, _ = best.driver(name, self._context)
+        times, others = self._sessions.alias("times"), self._sessions.alias("others")
+        own_id, time = rows.c.session_id, others.c.updated_at
+        ids = select(own_id).where(*conditions).limit(literal_parameter("sample"))
+        sample = ids.order_by(own_id.desc() if descending else own_id).subquery("sample")
+        first = (func.max if descending else func.min)(times.c.updated_at)
+        nearest = select(first).select_from(
+            self._joined(sample, times, sample.c.session_id, selective=True)
+        )
+        last = select(time).where(*self._within(others)).limit(literal_number(1))
+        last = last.order_by(time.desc() if descending else time)
+        ends = last.offset(literal_parameter("reach")).scalar_subquery()
+        is_beyond = (op.lt if descending else op.gt)(nearest.scalar_subquery(), ends)
+        return case((is_beyond, literal_number(1)), else_=literal_number(0))
 
     def truth(self, session_id: Id) -> Truth:
         """Returns a condition for statements that need not read the sessions table."""

@@ -6,16 +6,17 @@ grows with the number of sessions that have to be passed until the page is full,
 many match. Both read the same page.
 
 A statement that sorts reads nothing if more sessions match than `Bounds.few`; then one that walks
-is run. It ends after `Bounds.passed` sessions. If the page is not full by then, as for an owner
-whose sessions are all old, the sessions are sorted after all, and for a minute at once.
+is run, unless the times of a sample show that the sessions are all old. It ends after
+`Bounds.passed` sessions. If the page is not full by then, the sessions are sorted after all. Where
+a walk is in vain, they are sorted at once for a minute.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from operator import ge, gt, le, lt
+from collections.abc import Callable, Sequence
+from operator import gt, lt
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
@@ -34,7 +35,7 @@ from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.schema import time_index
 from agents_session_metadata.dialects._dialect import Statement, literal_number, literal_parameter
 
-from .conditions import IdIn, TimeBound
+from .conditions import IdIn
 from .details import Details
 from .logic import NO_DRIVER, Condition, Parameters, Truth, best_of
 from .ordering import Ordering
@@ -62,6 +63,9 @@ _NOTE, _MANY, _VAIN = "time index", "many", "vain"
 class Bounds(NamedTuple):
     """Up to `few` sessions that match are sorted; a walk ends after it has passed `passed`.
 
+    If more match, spread evenly, then some of `sample` are among the first `reach` of all sessions,
+    but for a chance of e⁻⁶.
+
     Sorting n sessions takes as long as walking `n / probe_cost` sessions. If n of all rows match,
     spread evenly, a page of `limit` is full after `limit * rows / n`. So both take the same time at
     n = √(probe_cost · limit · rows): about 1,000 sessions among 200,000 on SQLite and 1,800 on a
@@ -70,17 +74,20 @@ class Bounds(NamedTuple):
 
     few: int
     passed: int
+    sample: int
+    reach: int
 
     @property
     def parameters(self) -> Parameters:
-        return {"few": self.few, "most": self.few + 1, "passed": self.passed}
+        return {**self._asdict(), "most": self.few + 1}
 
     @classmethod
     def of(cls, limit: int, rows: int, probe_cost: float) -> Bounds:
-        wanted = limit * max(rows, LEAST_ROWS)
-        few = math.sqrt(MARGIN * probe_cost * wanted)
+        rows = max(rows, LEAST_ROWS)
+        few = math.sqrt(MARGIN * probe_cost * limit * rows)
+        passed, sample = MARGIN * limit * rows / few, few / 7
         # Rounded: a statement with other numbers is another one to the server.
-        return cls(_rounded(few), _rounded(MARGIN * wanted / few))
+        return cls(*map(_rounded, (few, passed, sample, max(passed, 6 * rows / sample))))
 
 
 def _rounded(number: float) -> int:
@@ -116,34 +123,37 @@ class Chooser:
     def read(
         self,
         limit: int,
-        sort: Callable[[Bounds | None], list[T] | None],
+        sort: Callable[[], list[T]],
+        sort_few: Callable[[Bounds], list[T] | bool],
         walk: Callable[[Bounds], list[T] | None],
     ) -> list[T]:
         """Returns what one of the plans reads.
 
-        With bounds, `sort` returns None if more than a few sessions match. `walk` returns None if
-        it has ended at its bound.
+        If more than a few sessions match, `sort_few` returns whether a walk is expected to be in
+        vain. `walk` returns None if it has ended at its bound.
         """
         rows = self._rows if self._can_walk else None
         if rows is None:
-            return sort(None) or []
+            return sort()
         vain: dict[Any, float] = self._database.notes.setdefault(_VAIN, {})
         if time.monotonic() < vain.get(self._page, 0.0):
-            return sort(None) or []
+            return sort()
         bounds = Bounds.of(limit, rows, self._database.dialect.probe_cost)
         many: dict[Condition, None] = self._database.notes.setdefault(_MANY, {})
+        in_vain = False
         if self._condition not in many and self._best.rank < NO_DRIVER:
-            few = sort(bounds)
-            if few is not None:
-                return few
-        walked = walk(bounds)
+            found = sort_few(bounds)
+            if isinstance(found, list):
+                return found
+            in_vain = found
+        walked = None if in_vain else walk(bounds)
         for known in (many, vain):
             if len(known) >= REMEMBERED:
                 known.clear()
         if walked is None:
             many.pop(self._condition, None)
             vain[self._page] = time.monotonic() + KNOWN_FOR
-            return sort(None) or []
+            return sort()
         many[self._condition] = None
         return walked
 
@@ -234,15 +244,6 @@ class WalkBuilder(Builder):
                 after_position(self._terms(rows, ordering)),
             )
         return statement
-
-    def _within(self, rows: FromClause) -> Iterator[Truth]:
-        """Yields rough limits of the time. The exact conditions are checked for each session."""
-        for name, part in self._condition.conjunction(NAME):
-            if isinstance(part, TimeBound) and part.column == "updated_at":
-                high = part.operator in ("$lt", "$lte")
-                moment = bindparam(name, type_=self._dialect.moment)
-                limit = self._dialect.outer_limit(moment, high=high)
-                yield (le if high else ge)(rows.c.updated_at, limit)
 
     def _terms(self, rows: FromClause, ordering: Ordering) -> tuple[SortTerm, SortTerm]:
         """Returns time and id, as in the index."""
