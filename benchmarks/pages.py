@@ -294,42 +294,44 @@ async def _measure_doors(catalog: SessionCatalog, line: Any) -> None:
         await line(f"retention, dry run, {name}", clean)
 
 
-async def measure_writes(engine: AsyncEngine, effort: Effort) -> None:
-    """`add_items` with the index and without it, in turn: it is dropped and created again."""
+async def measure_writes(engine: AsyncEngine, other: AsyncEngine, effort: Effort) -> None:
+    """`add_items` with the index, and without it in another database."""
     items: Any = [message(0), message(1)]
-    catalog = SessionCatalog(engine)
-    ids = await _some(catalog)
-    kept = [catalog.session(each) for each in ids]
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    hot: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
-    for turn in range(8):
-        indexed = turn % 4 in (0, 3)
-        await (catalog.create_index if indexed else catalog.drop_index)("$updated_at")
-        await asyncio.sleep(1)
-        for session in kept:
-            await session.add_items(items)
-        before = await _updates(engine)
-        began = time.perf_counter()
-        for _ in range(max(1, int(effort.rounds / 4))):
-            for session in kept:
-                await session.add_items(items)
-        seconds[indexed].append(time.perf_counter() - began)
-        after = await _updates(engine)
-        for place in (0, 1):
-            hot[indexed][place] += after[place] - before[place]
-    await catalog.create_index("$updated_at")
-    with_, without = (sorted(seconds[each]) for each in (True, False))
-    print(
-        "add_items, with / without:", [round(a / b, 3) for a, b in zip(with_, without, strict=True)]
+    await SessionCatalog(other).drop_index("$updated_at")
+    catalogs = {"with": SessionCatalog(engine), "without": SessionCatalog(other)}
+    kept = {
+        name: [catalog.session(each) for each in await _some(catalog)]
+        for name, catalog in catalogs.items()
+    }
+    before = await _updates(engine), await _updates(other)
+    timings = await contest(
+        {
+            name: lambda number, of=sessions: of[number % len(of)].add_items(items)
+            for name, sessions in kept.items()
+        },
+        effort,
     )
-    print("updates, HOT with the index:", hot[True], "without:", hot[False], flush=True)
+    own, others = timings.milliseconds("with"), timings.milliseconds("without")
+    print(f"add_items: {own:.2f} / {others:.2f} ms, {timings.ratio('with', 'without'):.3f}")
+    if engine.dialect.name == "postgresql":
+        after = await _updates(engine), await _updates(other)
+        print(
+            "updates, HOT updates:",
+            [
+                b - a
+                for old, new in zip(before, after, strict=True)
+                for a, b in zip(old, new, strict=True)
+            ],
+        )
+    await SessionCatalog(other).create_index("$updated_at")
 
 
 async def _updates(engine: AsyncEngine) -> tuple[int, int]:
     """How many rows of the sessions were updated, and how many of them without the indexes."""
     if engine.dialect.name != "postgresql":
         return 0, 0
-    await asyncio.sleep(1.5)  # Until the connections have sent what they did.
+    await engine.dispose()  # A connection that ends sends what it has counted.
+    await asyncio.sleep(1)
     async with engine.connect() as connection:
         query = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = :name"
         row = (await connection.execute(text(query), {"name": "agent_sessions"})).one()
@@ -381,7 +383,9 @@ async def _run(given: argparse.Namespace) -> None:
         await fill(engine, given.fill)
         print(f"stored {given.fill:,} sessions in {time.perf_counter() - began:.0f} s")
     elif given.writes:
-        await measure_writes(engine, Effort(given.writes, 0))
+        other = create_async_engine(given.writes)
+        await measure_writes(engine, other, Effort(240, given.seconds))
+        await other.dispose()
     else:
         await measure(engine, Effort(61, given.seconds))
     await engine.dispose()
@@ -391,7 +395,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__)
     parser.add_argument("url", help="an empty database, or one that is filled")
     parser.add_argument("--fill", type=int, metavar="N", help="store N sessions")
-    parser.add_argument("--writes", type=int, default=0, metavar="N", help="measure `add_items`")
+    parser.add_argument("--writes", metavar="URL", help="measure `add_items`, also there")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each comparison")
     asyncio.run(_run(parser.parse_args()))
 
