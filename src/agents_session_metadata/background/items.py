@@ -168,7 +168,7 @@ class Opener:
     def __init__(self, session_id: str, wrap: Callable[[Any], Any] | None) -> None:
         self.session_id = session_id
         self._items: list[Any] = []
-        self._session: Any = self if wrap is None else wrap(self)
+        self._wrapped: Any = self if wrap is None else wrap(self)
 
     async def get_items(self, limit: int | None = None, **_: Any) -> list[Any]:  # noqa: ARG002
         return self._items
@@ -181,10 +181,10 @@ class Opener:
         opened = []
         for item_id, item in rows:
             self._items = [item]
-            opened += [(item_id, each) for each in await self._session.get_items()]
+            opened += [(item_id, each) for each in await self._wrapped.get_items()]
         return opened
 
     async def close(self, items: list[Item]) -> list[Any]:
         self._items = []
-        await self._session.add_items(items)
+        await self._wrapped.add_items(items)
         return self._items
