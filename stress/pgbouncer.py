@@ -14,9 +14,12 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from agents import set_tracing_disabled
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from agents_session_metadata import SessionRuns
+from conformance.following import Client, plain, speaking, until
 from servers import PostgreSQL, free_port
 
 from .audit import audit
@@ -64,10 +67,46 @@ async def pool_transactions() -> AsyncIterator[Result]:
                 result = Result(f"PgBouncer, transaction mode, {name}", server_name, figures)
                 result.notes.append(f"{reads} reads")
                 result.require(not journal.errors, "no errors")
+                await _work_in_background(engine, result)
                 await engine.dispose()
                 yield result
     finally:
         server.stop()
+
+
+async def _work_in_background(engine: AsyncEngine, result: Result) -> None:
+    """Begin and follow runs, stop some of them, and recover the others."""
+    set_tracing_disabled(True)
+    own, other = (SessionRuns(open_catalog(engine, create_tables=True)) for _ in range(2))
+    whole = " ".join(map(str, range(60)))
+    agent = speaking([whole], pause=0.1)
+
+    async def begin(session_id: str) -> tuple[Client, asyncio.Task[Client]]:
+        await own.start(session_id, agent, "Count", key="k")
+        client = Client()
+        task = asyncio.ensure_future(client.follow(other, session_id))
+        await until(lambda: client.text)
+        return client, task
+
+    names = [f"background {number}" for number in range(SERVER_CONNECTIONS * 3)]
+    begun = await asyncio.gather(*map(begin, names))
+    stopped = names[::3]
+    found = await asyncio.gather(*map(other.cancel, stopped))
+    result.require(all(found), "runs are stopped")
+    await own.aclose(wait=0)
+    recovered = await other.recover(lambda _: agent)
+    await asyncio.gather(*(task for _, task in begun))
+    await other.aclose()
+    for (client, _), name in zip(begun, names, strict=True):
+        items = plain(await other.catalog.session(name).get_items())
+        status = "cancelled" if name in stopped else "finished"
+        result.require(client.status is not None and client.status["status"] == status, status)
+        result.require(client.shown == items, "followers see the history")
+        text = dict(items)["assistant"]
+        is_kept = whole.startswith(text) if name in stopped else text == whole
+        result.require(is_kept, "answers are whole, or the beginning")
+    result.notes.append(f"{len(names)} background runs, {recovered} recovered")
+    result.require(recovered == len(names) - len(stopped), "runs are recovered")
 
 
 async def _read(engine: AsyncEngine, seconds: float) -> int:
