@@ -70,6 +70,7 @@ async def test_a_follower_sees_the_answer_as_it_is_written(catalog, database, ru
     assert await items_of(catalog) == client.shown
 
 
+@pytest.mark.logic
 async def test_events_have_the_shapes_that_are_documented(catalog, runs) -> None:
     agent = speaking(["Let us see", "=look"], ["Done"], tools=[look])
     gate = gated(agent, "see")
@@ -86,6 +87,7 @@ async def test_events_have_the_shapes_that_are_documented(catalog, runs) -> None
     assert [event["type"] for event in client.events][-1] == "status"
 
 
+@pytest.mark.dialect
 async def test_items_come_in_the_order_of_the_history_and_once(catalog, runs) -> None:
     agent = speaking(["See", "=look", "=look"], ["Again", "=look"], ["Done"], tools=[look])
     gate = gated(agent, "See")
@@ -103,6 +105,7 @@ async def test_items_come_in_the_order_of_the_history_and_once(catalog, runs) ->
     ]
 
 
+@pytest.mark.logic
 async def test_a_reload_gets_a_snapshot_of_the_answer_in_progress(catalog, runs) -> None:
     agent = speaking(["one two three four"])
     gate = gated(agent, "three")
@@ -119,6 +122,7 @@ async def test_a_reload_gets_a_snapshot_of_the_answer_in_progress(catalog, runs)
     assert first.shown == second.shown == await items_of(catalog)
 
 
+@pytest.mark.dialect
 async def test_a_snapshot_begins_after_an_item(catalog, runs) -> None:
     await runs.run("chat", speaking(["Hello"]), "Hi")
     page = await catalog.list_items("chat")
@@ -151,6 +155,7 @@ async def test_without_a_session_or_tables_nothing_is_shown(catalog) -> None:
         assert client.events == []
 
 
+@pytest.mark.dialect
 async def test_a_waiting_run_is_shown_with_its_calls(catalog, runs) -> None:
     agent = speaking(["I pay", "=pay"], ["Done"], tools=[pay])
     await runs.start("chat", agent, "Pay")
@@ -165,6 +170,7 @@ async def test_a_waiting_run_is_shown_with_its_calls(catalog, runs) -> None:
     assert late.shown == client.shown == await items_of(catalog)
 
 
+@pytest.mark.dialect
 async def test_forever_goes_on_with_the_resumed_and_the_next_run(catalog, runs) -> None:
     agent = speaking(["I pay", "=pay"], ["Done"], tools=[pay])
     client, task = await following(runs, forever=True)
@@ -182,6 +188,7 @@ async def test_forever_goes_on_with_the_resumed_and_the_next_run(catalog, runs) 
     task.cancel()
 
 
+@pytest.mark.logic
 async def test_a_failed_run_is_shown_with_the_type_and_text_of_its_error(
     catalog, caplog, runs
 ) -> None:
@@ -202,6 +209,7 @@ async def test_a_failed_run_is_shown_with_the_type_and_text_of_its_error(
     assert "has failed" in caplog.text
 
 
+@pytest.mark.logic
 async def test_an_output_that_a_guardrail_refused_never_reaches_a_follower(catalog, runs) -> None:
     @tool_output_guardrail
     def refuse(data: Any) -> ToolGuardrailFunctionOutput:
@@ -235,6 +243,7 @@ async def test_an_output_that_a_guardrail_refused_never_reaches_a_follower(catal
         assert each.shown == await items_of(catalog)
 
 
+@pytest.mark.logic
 async def test_a_last_answer_that_a_guardrail_refused_is_no_item(catalog, runs) -> None:
     @output_guardrail
     async def refuse(context: Any, agent: Any, output: Any) -> GuardrailFunctionOutput:
@@ -295,6 +304,7 @@ async def test_followers_of_tables_with_other_names_do_not_see_each_other(databa
         assert client.shown == await items_of(catalog)
 
 
+@pytest.mark.dialect
 async def test_outside_the_scope_nothing_is_shown(everyone) -> None:
     runs, agent = SessionRuns(everyone), speaking(["one two"])
     gate = gated(agent, "two")
@@ -331,6 +341,7 @@ async def test_a_session_that_leaves_the_scope_is_not_shown_any_more(catalog, ru
     await runs.aclose()
 
 
+@pytest.mark.logic
 async def test_an_encrypted_run_is_shown_decrypted_and_stored_encrypted(catalog) -> None:
     fernet = Fernet(Fernet.generate_key())
     runs = SessionRuns(catalog, encrypt=fernet.encrypt, decrypt=fernet.decrypt)
@@ -383,6 +394,7 @@ async def test_a_run_that_is_not_live_shows_its_items_without_deltas(catalog, ru
     assert client.shown == await items_of(catalog)
 
 
+@pytest.mark.logic
 async def test_each_attempt_of_an_answer_begins_with_an_event_that_voids_the_last(
     catalog, runs
 ) -> None:
@@ -418,6 +430,7 @@ async def test_each_attempt_of_an_answer_begins_with_an_event_that_voids_the_las
     )
 
 
+@pytest.mark.logic
 async def test_compaction_within_a_followed_run_shows_the_history_anew(catalog, runs) -> None:
     class Compacting:
         """Replaces the history after the first turn, as compaction does."""

@@ -47,6 +47,7 @@ async def die(catalog: SessionCatalog, session_id: str = "chat") -> None:
     )
 
 
+@pytest.mark.dialect
 async def test_an_interrupted_run_of_start_goes_on(catalog, runs) -> None:
     await hang(runs)
     await die(catalog)
@@ -91,6 +92,7 @@ async def test_a_run_that_was_left_is_not_finished_by_recovery(catalog, runs) ->
     assert plain(await catalog.session("chat").get_items())[1:] == [("assistant", "one two")]
 
 
+@pytest.mark.logic
 async def test_a_run_that_a_process_has_ended_goes_on_at_once(catalog, runs) -> None:
     await hang(runs)
     await runs.aclose(wait=0)
@@ -137,6 +139,7 @@ async def test_a_run_that_could_not_be_recorded_goes_on_when_the_database_is_bac
     assert plain(await catalog.session("chat").get_items())[-1] == ("assistant", "one end")
 
 
+@pytest.mark.logic
 async def test_a_run_is_left_alone_if_there_is_no_agent_for_it(catalog, runs, caplog) -> None:
     await hang(runs)
     await die(catalog)
@@ -151,6 +154,7 @@ async def test_a_run_is_left_alone_if_there_is_no_agent_for_it(catalog, runs, ca
     assert (await runs.get("chat")).status == "interrupted"
 
 
+@pytest.mark.dialect
 async def test_of_several_processes_one_goes_on_with_a_run(catalog, runs) -> None:
     for number in range(5):
         await hang(runs, f"chat-{number}")
@@ -165,6 +169,7 @@ async def test_of_several_processes_one_goes_on_with_a_run(catalog, runs) -> Non
         assert items == [("user", "Count"), ("assistant", "one end")]
 
 
+@pytest.mark.dialect
 async def test_a_run_fails_after_processes_that_died_without_recording_a_step(
     catalog, runs
 ) -> None:
@@ -206,6 +211,7 @@ async def test_a_recorded_step_is_progress_and_a_batch_of_text_is_none(catalog, 
     task.cancel()
 
 
+@pytest.mark.logic
 async def test_recovering_takes_ready_runs_if_asked(catalog, runs) -> None:
     def agent_of(info: RunInfo) -> Any:
         return speaking(["I pay", "=pay"], ["Done"], tools=[pay])

@@ -61,6 +61,7 @@ async def show_until(runs: SessionRuns, text: str, **options: Any) -> None:
 # ---- start ----
 
 
+@pytest.mark.logic
 async def test_a_run_goes_on_when_the_task_that_began_it_ends(catalog, runs) -> None:
     agent = speaking(["one two"])
     gate = gated(agent, "two")
@@ -112,6 +113,7 @@ async def test_start_refuses_what_does_not_fit(catalog, runs) -> None:
     assert await catalog.count_sessions() == 0
 
 
+@pytest.mark.logic
 async def test_a_model_that_cannot_stream_gives_its_whole_answer(catalog, runs) -> None:
     class Silent(Speaker):
         async def stream_response(self, *_: Any, **__: Any) -> Any:
@@ -123,6 +125,7 @@ async def test_a_model_that_cannot_stream_gives_its_whole_answer(catalog, runs) 
     assert await items_of(catalog) == [("user", "Count"), ("assistant", "one two")]
 
 
+@pytest.mark.logic
 async def test_a_stream_with_live_is_followed_like_a_run_of_start(catalog, runs) -> None:
     agent = speaking(["one two three"])
     gate = gated(agent, "three")
@@ -142,6 +145,7 @@ async def anext_of(run: Any) -> None:
         pass
 
 
+@pytest.mark.logic
 async def test_aclose_waits_and_then_interrupts_the_rest(catalog, runs) -> None:
     short, long = speaking(["one two"], pause=0.05), speaking(["one two"])
     gated(long, "two")
@@ -159,6 +163,7 @@ async def test_aclose_waits_and_then_interrupts_the_rest(catalog, runs) -> None:
 # ---- what a run that nobody follows costs ----
 
 
+@pytest.mark.logic
 async def test_a_run_that_is_not_live_costs_what_it_did(catalog, runs) -> None:
     await runs.run("warm", speaking(["one"]), "Hi")
     counted: list[str] = []
@@ -180,6 +185,7 @@ async def test_a_run_that_is_not_live_costs_what_it_did(catalog, runs) -> None:
 # ---- cancel ----
 
 
+@pytest.mark.dialect
 async def test_cancel_keeps_the_text_so_far_once_and_the_next_turn_works(
     catalog, database, runs
 ) -> None:
@@ -214,6 +220,7 @@ async def test_cancel_keeps_the_text_so_far_once_and_the_next_turn_works(
     assert await items_of(catalog) == [*plain(items), ("user", "Go on"), ("assistant", "four")]
 
 
+@pytest.mark.logic
 async def test_cancel_without_keep_drops_the_text(catalog, runs) -> None:
     agent = speaking(["one two"])
     gated(agent, "two")
@@ -223,6 +230,7 @@ async def test_cancel_without_keep_drops_the_text(catalog, runs) -> None:
     assert await items_of(catalog) == [("user", "Count")]
 
 
+@pytest.mark.logic
 async def test_cancel_cancels_a_tool_and_drops_its_call_but_not_the_text_before(
     catalog, runs
 ) -> None:
@@ -252,6 +260,7 @@ async def test_cancel_cancels_a_tool_and_drops_its_call_but_not_the_text_before(
     assert plain(await catalog.session("chat").get_items()) == plain(items)
 
 
+@pytest.mark.dialect
 async def test_whoever_awaits_a_cancelled_run_or_waits_with_its_key_gets_an_error_that_says_so(
     catalog, database, runs
 ) -> None:
@@ -275,6 +284,7 @@ async def test_whoever_awaits_a_cancelled_run_or_waits_with_its_key_gets_an_erro
             await asyncio.wait_for(each, 10)
 
 
+@pytest.mark.logic
 async def test_a_run_that_is_not_live_leaves_nothing_of_its_turn_and_hears_at_its_next_record(
     catalog, runs
 ) -> None:
@@ -296,6 +306,7 @@ async def test_a_run_that_is_not_live_leaves_nothing_of_its_turn_and_hears_at_it
     assert await items_of(catalog) == [("user", "Go")]
 
 
+@pytest.mark.logic
 async def test_a_run_that_was_discarded_by_force_is_not_called_cancelled(catalog, runs) -> None:
     begun, go = asyncio.Event(), asyncio.Event()
 
@@ -315,6 +326,7 @@ async def test_a_run_that_was_discarded_by_force_is_not_called_cancelled(catalog
     assert caught.value.reason == "stopped"
 
 
+@pytest.mark.dialect
 async def test_waiting_and_interrupted_runs_can_be_cancelled_and_failed_ones_are_left(
     catalog, caplog, runs
 ) -> None:
@@ -348,6 +360,7 @@ async def test_cancel_respects_the_scope(everyone) -> None:
     await runs.aclose(wait=0)
 
 
+@pytest.mark.logic
 async def test_cancel_stores_the_text_encrypted_or_not_at_all(catalog) -> None:
     fernet = Fernet(Fernet.generate_key())
     runs = SessionRuns(catalog, encrypt=fernet.encrypt, decrypt=fernet.decrypt)
@@ -393,6 +406,7 @@ async def test_a_run_says_when_it_was_last_alive(catalog) -> None:
     assert info.alive_at == info.started_at
 
 
+@pytest.mark.dialect
 async def test_ready_runs_are_those_whose_calls_are_all_decided(catalog, runs) -> None:
     for name in ("one", "two", "three"):
         agent = speaking(["I pay", "=pay", "=pay"], ["Done"], tools=[pay])
@@ -416,6 +430,7 @@ async def test_ready_runs_are_those_whose_calls_are_all_decided(catalog, runs) -
     assert [info.session_id for info in (await runs.list("ready")).runs] == ["three"]
 
 
+@pytest.mark.logic
 async def test_a_tracker_is_open_until_the_run_of_start_ends(catalog, runs) -> None:
     @function_tool
     async def look() -> str:

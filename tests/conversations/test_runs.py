@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx2
 import pytest
 from agents import function_tool
 from conformance.following import speaking, until
+from scaling import scale
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -115,6 +117,7 @@ async def test_an_answer_is_followed_with_items_as_the_api_shows_them(runs, serv
     assert late["items"] == page["data"]
 
 
+@pytest.mark.logic
 async def test_an_item_has_no_id_until_it_is_in_the_history(runs, server) -> None:
     agent = speaking(["=look"], ["Seen"])
     started = asyncio.Event()
@@ -138,6 +141,48 @@ async def test_an_item_has_no_id_until_it_is_in_the_history(runs, server) -> Non
     assert found[-1]["status"] == "finished"
 
 
+@pytest.mark.logic
+@pytest.mark.thorough
+async def test_pages_whose_connections_are_dropped_show_the_whole(runs, server) -> None:
+    @function_tool
+    async def look() -> str:
+        await asyncio.sleep(0.2)
+        return "saw it"
+
+    async def page(number: int) -> list[Any]:
+        """What a page shows at the end. It connects again after each loss, with the same item."""
+        chance, items, ended = random.Random(number), list[Any](), False
+        while not ended:
+            with suppress(asyncio.TimeoutError):
+                async with server.follow(after=after) as stream:
+                    events = stream.__aiter__()
+                    while (
+                        event := await asyncio.wait_for(
+                            anext(events, None), chance.uniform(0.02, 0.5)
+                        )
+                    ) is not None:
+                        if event["type"] == "snapshot":
+                            items = event["items"]
+                        elif event["type"] == "item":
+                            items.append(event["item"])
+                    ended = True
+        return items
+
+    await runs.run("chat", speaking(["Hello"]), "Hi")
+    after = (await server.send("GET", f"{CHAT}/items?limit=1"))[1]["data"][0]["id"]
+    for number in range(scale(1, 20)):
+        answers = (["Let us see", "=look"], ["one two three four five six seven"])
+        await runs.start("chat", speaking(*answers, pause=0.05, tools=[look]), "Go")
+        pages = range(number * 10, number * 10 + scale(5, 15))
+        shown = await asyncio.gather(*map(page, pages))
+        _, listed = await server.send("GET", f"{CHAT}/items?order=asc&after={after}")
+        whole = [{**item, "id": None} for item in listed["data"]]
+        assert len(whole) == 5
+        for items in shown:
+            assert [{**item, "id": None} for item in items] == whole
+        after = listed["data"][-1]["id"]
+
+
 async def test_the_run_waits_and_is_decided_by_who_may(runs, server) -> None:
     agent = speaking(["=pay"], ["Done"], tools=[pay])
     async with server.follow(forever=True) as stream:
@@ -158,6 +203,7 @@ async def test_the_run_waits_and_is_decided_by_who_may(runs, server) -> None:
     assert event["output"] == "Done"
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize(
     "server",
     [{"allow_decisions": lambda request: request.headers.get("x-name")}],
@@ -234,6 +280,7 @@ async def test_a_foreign_run_cannot_be_told_from_a_missing_one(runs, server) -> 
     assert await runs.decisions() == []
 
 
+@pytest.mark.logic
 async def test_a_conversation_without_a_run_has_no_run_over_http(server) -> None:
     for method, path in (("GET", "/run"), ("GET", "/run/events"), ("POST", "/run/cancel")):
         assert (await server.send(method, CHAT + path))[0] == 404
@@ -241,6 +288,7 @@ async def test_a_conversation_without_a_run_has_no_run_over_http(server) -> None
     assert (code, answer["error"]["param"]) == (404, "after")
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("server", [{"max_streams_per_scope": 2}], indirect=True)
 async def test_streams_of_runs_are_limited_and_end_with_their_clients(server, monkeypatch) -> None:
     monkeypatch.setattr(events, "COMMENT_AFTER", 0.1)
@@ -256,6 +304,7 @@ async def test_streams_of_runs_are_limited_and_end_with_their_clients(server, mo
     await until(lambda: not server.streams._open)
 
 
+@pytest.mark.logic
 async def test_runs_are_in_the_openapi_document_and_checked(runs, server) -> None:
     _, document = await server.send("GET", "/openapi.json")
     paths = [path for path in document["paths"] if "/run" in path]
@@ -266,6 +315,7 @@ async def test_runs_are_in_the_openapi_document_and_checked(runs, server) -> Non
         sessions_app(runs.catalog, scope=None, runs=runs.catalog)  # type: ignore[arg-type]
 
 
+@pytest.mark.logic
 async def test_closing_runs_ends_those_of_their_scopes(runs) -> None:
     agent = speaking(["one two"])
     agent.model.gates["two"] = asyncio.Event()
