@@ -183,6 +183,7 @@ async def test_pages_whose_connections_are_dropped_show_the_whole(runs, server) 
         after = listed["data"][-1]["id"]
 
 
+@pytest.mark.logic
 async def test_the_run_waits_and_is_decided_by_who_may(runs, server) -> None:
     agent = speaking(["=pay"], ["Done"], tools=[pay])
     async with server.follow(forever=True) as stream:
