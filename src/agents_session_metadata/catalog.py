@@ -1361,6 +1361,7 @@ class SessionCatalog:
         by: Sequence[str] = ("day", "model"),
         since: date | None = None,
         until: date | None = None,
+        limit: int | None = None,
     ) -> list[UsageRow]:
         """Return the usage of tracked runs: `await catalog.usage(by=("day", "model"))`.
 
@@ -1375,6 +1376,8 @@ class SessionCatalog:
                 `item_id`. An empty tuple returns one row, or none if there is no usage.
             since: The first day, in UTC: a date, or an aware datetime on that day.
             until: The last day, in the same form.
+            limit: Return only the groups with the highest cost, at most this number of them, from 1
+                to 100. None returns all groups.
 
         Returns:
             One row per group, ordered by the fields of `by`; an empty list if nothing was recorded,
@@ -1383,7 +1386,8 @@ class SessionCatalog:
         Raises:
             InvalidMetadataError: If `owner_id` is not JSON.
             TypeError: If an argument has the wrong type.
-            ValueError: If `by` names an unknown field, or a datetime has no time zone.
+            ValueError: If `by` names an unknown field, `limit` is out of range, or a datetime has
+                no time zone.
         """
         from .usage.ledger import read_usage
 
@@ -1394,6 +1398,7 @@ class SessionCatalog:
             by=by,
             since=since,
             until=until,
+            limit=limit,
         )
 
     async def delete_usage(self, *, before: date) -> int:

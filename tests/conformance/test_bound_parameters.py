@@ -138,7 +138,9 @@ BY_TEXT: dict[str, Call] = {
     "erase": erase,
     "feedback": lambda catalog, text: catalog.feedback(text),
     "last_sessions": lambda catalog, text: catalog.last_sessions(text),
-    "usage": lambda catalog, text: catalog.usage(owner_id=text, session_id=text, by=["agent"]),
+    "usage": lambda catalog, text: catalog.usage(
+        owner_id=text, session_id=text, by=["agent"], limit=9
+    ),
 }
 # `watch` sends the statement of `list_sessions`, and `statuses` that of `status_filter`.
 NO_STATEMENT = {"from_url", "engine", "session", "delete_usage", "storage", "watch", "statuses"}

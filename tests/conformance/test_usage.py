@@ -160,6 +160,32 @@ async def test_runs_are_added_up(session, catalog, engine):
     assert await catalog.usage(until=today() - timedelta(days=1)) == []
 
 
+async def test_a_limit_returns_the_groups_of_the_highest_cost(session, catalog):
+    fine = ModelPrice(input=Decimal("0.00000000001"), output=Decimal(250))  # needs 17 decimals
+    for owner, prices in (
+        ("a", None),
+        ("b", PRICES),
+        ("c", {"big": fine}),
+        (None, PRICES),
+        (None, PRICES),
+    ):
+        metadata = {"owner_id": owner, "team": "t"} if owner else {"team": "t"}
+        other = await catalog.create_session(metadata=metadata)
+        await run(other, prices=prices)
+    await run(session, model="small")
+    everything = await catalog.usage(by=("owner_id",))
+    assert [row.owner_id for row in everything] == [None, "a", "b", "c", "u1"]
+    for where in (catalog, catalog.scoped({"team": "t"})):
+        assert await where.usage(by=("owner_id",), limit=1) == everything[:1]
+        greatest = await where.usage(by=("owner_id",), limit=2)
+        assert greatest == [everything[0], everything[3]]
+        rows = await where.usage(by=("agent", "owner_id", "day"), limit=3)
+        assert [row.owner_id for row in rows] == [None, "b", "c"]
+    assert await catalog.usage(by=("owner_id",), limit=100) == everything
+    assert await catalog.usage(by=(), limit=1) == await catalog.usage(by=())
+    assert await catalog.usage(by=("owner_id",), owner_id="x", limit=1) == []
+
+
 async def test_each_row_knows_its_turn(session, catalog):
     """It has the newest item of the turn that was stored when the run ended."""
     usages = [Usage(requests=1, total_tokens=number) for number in (10, 20, 30)]
@@ -383,6 +409,8 @@ async def test_a_missing_table(engine, session, caplog, monkeypatch):
         ({"since": "2020-01-01"}, TypeError),
         ({"until": datetime(2020, 1, 1)}, ValueError),  # noqa: DTZ001
         ({"session_id": 5}, TypeError),
+        ({"limit": 0}, ValueError),
+        ({"limit": 101}, ValueError),
         ({"owner_id": {1}}, ValueError),
     ],
 )

@@ -24,14 +24,19 @@ from sqlalchemy import (
     Date,
     Index,
     Insert,
+    Numeric,
     Table,
     Text,
     and_,
     bindparam,
     case,
+    cast,
     delete,
+    false,
     func,
     insert,
+    literal_column,
+    or_,
     select,
     type_coerce,
     update,
@@ -41,6 +46,7 @@ from agents_session_metadata.core.definitions import TableMaker, derived_name
 from agents_session_metadata.core.messages import in_order
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.keys import OWNER_ID
+from agents_session_metadata.query.pages import check_limit
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import MAX_KEY_LENGTH, USAGE_FIELDS, JSONValue, UsageRow
@@ -64,6 +70,8 @@ _DECIMALS = 12
 _BILLION = 10**9
 BATCH = 1000
 """Rows deleted per transaction."""
+_MOST_GROUPS = 100
+"""The greatest limit of groups: each is a condition of a statement."""
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -197,8 +205,11 @@ async def read_usage(
     by: Sequence[str],
     since: date | None,
     until: date | None = None,
+    limit: int | None = None,
 ) -> list[UsageRow]:
     fields = check_by(by)
+    if limit is not None:
+        check_limit(limit, _MOST_GROUPS)
     if session_id is not None:
         check_id_type(session_id)
     usage = _ledger(store)
@@ -212,10 +223,18 @@ async def read_usage(
     statement = select(*grouped, *_totals(usage)).where(*conditions).group_by(*grouped)
     exact = select(*columns, usage.c.exact_cost).where(*conditions, usage.c.exact_cost.is_not(None))
 
+    greatest = select(*columns).where(*conditions).group_by(*columns).limit(limit)
+    greatest = greatest.order_by(_total_cost(usage).desc(), *columns)
+
     def read(connection: Connection) -> list[UsageRow]:
-        rows = connection.execute(*_within(store, statement, usage)).all()
+        chosen = []
+        if limit is not None and columns:
+            groups = connection.execute(*_within(store, greatest, usage)).all()
+            chosen.append(or_(false(), *(_is_group(columns, each) for each in groups)))
+        rows = connection.execute(*_within(store, statement.where(*chosen), usage)).all()
         has_exact = any(row.exact for row in rows)
-        costs = connection.execute(*_within(store, exact, usage)).all() if has_exact else ()
+        those = exact.where(*chosen)
+        costs = connection.execute(*_within(store, those, usage)).all() if has_exact else ()
         return _rows(fields, rows, costs)
 
     return await store.database.read_used(USAGE, read, [])
@@ -317,6 +336,19 @@ def _totals(usage: Table) -> list[ColumnElement[Any]]:
         func.sum(rest).label("rest"),
         *(func.sum(usage.c[name]).label(name) for name in Tokens._fields),
     ]
+
+
+def _total_cost(usage: Table) -> ColumnElement[Any]:
+    """Returns about the cost of a group, to sort by."""
+    # As floats, or exact on PostgreSQL: a sum of whole numbers can overflow SQLite's integers.
+    units: Any = func.sum(usage.c.cost * literal_column("1e0"))
+    exact: Any = func.sum(cast(usage.c.exact_cost, Numeric(65, 30)))
+    return func.coalesce(units, 0) + func.coalesce(exact, 0) * literal_column(f"1e{_DECIMALS}")
+
+
+def _is_group(columns: Sequence[ColumnElement[Any]], group: Sequence[Any]) -> ColumnElement[bool]:
+    pairs = zip(columns, group, strict=True)
+    return and_(*(column.is_not_distinct_from(value) for column, value in pairs))
 
 
 def _cost(billions: Any, rest: Any) -> Decimal:

@@ -144,8 +144,11 @@ async def _usage(
     async def read() -> tuple[list[UsageRow], dict[str, list[tuple[str, float]]]]:
         rows, costs = list[UsageRow](), {}
         for heading, field in {"owner": keys.OWNER_ID, "agent": "agent", "model": "model"}.items():
-            by = ("day", "model") if field == "model" else (field,)
-            rows = await call.catalog.usage(owner_id=owner, since=since, until=until, by=by)
+            # By model, the rows of all days are read as well, which the charts show.
+            by, most = (("day", field), None) if field == "model" else ((field,), _MOST_EXPENSIVE)
+            rows = await call.catalog.usage(
+                owner_id=owner, since=since, until=until, by=by, limit=most
+            )
             costs[heading] = _greatest_costs(rows, field)
         return rows, costs
 
