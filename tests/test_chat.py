@@ -85,7 +85,7 @@ async def second_tab(page: Page) -> Page:
 @pytest.mark.thorough
 async def test_a_chat_in_two_tabs(context, shared_database, tmp_path) -> None:
     port = free_port()
-    with started(shared_database.url, port, tmp_path):
+    with started(shared_database.url, port, tmp_path, CHAT_OPERATORS="olga,omar"):
         page = await logged_in(context, f"http://127.0.0.1:{port}")
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -143,7 +143,14 @@ async def test_a_chat_in_two_tabs(context, shared_database, tmp_path) -> None:
         await expect(stranger.locator("#chats a")).to_have_count(0)
         answer = await other.request.get(page.url.replace("#", "v1/conversations/"))
         assert answer.status == 404
-        for path in ("/v1/conversations", "/sessions/"):
+        # An operator sees the chats of all users, and a user nothing of that page.
+        answer = await other.request.get(f"http://127.0.0.1:{port}/operator/")
+        assert (answer.status, "Tell me" in await answer.text()) == (403, False)
+        third = await context.browser.new_context()
+        operator = await logged_in(third, f"http://127.0.0.1:{port}", "omar")
+        await operator.goto(f"http://127.0.0.1:{port}/operator/")
+        await operator.wait_for_selector("text=Tell me a story")
+        for path in ("/v1/conversations", "/sessions/", "/operator/"):
             anonymous = await context.browser.new_context()
             answer = await anonymous.request.get(f"http://127.0.0.1:{port}{path}")
             assert answer.status == 401

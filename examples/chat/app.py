@@ -74,6 +74,15 @@ def chats_of(user: str) -> SessionCatalog:
     return catalog.scoped({"owner_id": user})
 
 
+OPERATORS = frozenset(os.environ.get("CHAT_OPERATORS", "").split(","))
+
+
+def scope_of_operator(request: Request) -> SessionCatalog:
+    if user_of(request) not in OPERATORS:
+        raise HTTPException(403, "only operators see all chats")
+    return catalog
+
+
 PRICE = ModelPrice(input=Decimal("2.50"), output=Decimal("10.00"))  # per million tokens
 BUDGET = Budget(cost=Decimal("0.10"), per="owner_id", window="day")
 titler = SessionTitler(model=TITLE_MODEL)
@@ -172,6 +181,7 @@ async def page(request: Request) -> FileResponse:
 
 app.mount("/v1", sessions_app(catalog, scope=scope_of, runs=runs, allow_decisions=user_of))
 app.mount("/sessions", browser_app(catalog, scope=scope_of, allow_write=True, by=user_of))
+app.mount("/operator", browser_app(catalog, scope=scope_of_operator))
 
 if __name__ == "__main__":
     uvicorn.run(app, port=8000, timeout_graceful_shutdown=5)
