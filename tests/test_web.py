@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import socket
 import threading
@@ -254,7 +253,7 @@ async def test_a_waiting_run_is_decided_on_the_page_of_its_session(catalog) -> N
         assert "This run waits" not in (await browser.get("/session?id=a")).text
 
 
-async def test_what_can_be_done_with_the_selected_sessions(catalog) -> None:
+async def test_what_can_be_done_with_the_selected_sessions(catalog, tmp_path) -> None:
     odd = "b\r\nc%41"
     await catalog.create_session(odd, metadata={"tags": "none", "title": "<b>"})
     await catalog.create_session("c", metadata={"tags": ["x"]}, items=[{"role": "user"}])
@@ -281,8 +280,9 @@ async def test_what_can_be_done_with_the_selected_sessions(catalog) -> None:
         sure = {**form, "sure": "yes"}
         assert (await browser.post("/delete-selected", data=sure)).status_code == 303
         assert [each.session_id for each in await catalog.list_sessions()] == ["a"]
-        records = [json.loads(line) for line in exported.text.splitlines()]
-        assert await catalog.import_sessions(records) == 2
+        url = f"sqlite:///{tmp_path}/chat.db"
+        imported = await asyncio.to_thread(run, "import", stdin=exported.text, url=url)
+        assert imported.stderr == "read 2 records, wrote 2\n"
         assert await catalog.session("c").get_items() == [{"role": "user"}]
         assert (await browser.post("/export", data={"token": token})).status_code == 400
     async with client(browser_app(catalog, scope=None)) as browser:
