@@ -94,13 +94,8 @@ async def test_a_browser_without_scripts(demo, browser) -> None:
     await page.fill(".bulk input[name=tag]", "mine")
     await follow(page, "text=Add tag")
     assert await page.locator("a.tag", has_text="mine").count() == 2
-    # In the list, the link to delete appears on the row under the mouse.
-    first = page.locator("table.sessions tbody tr").first
-    opacity = "each => getComputedStyle(each).opacity"
-    assert await first.locator(".delete").evaluate(opacity) == "0"
-    await first.hover()
-    assert await first.locator(".delete").evaluate(opacity) == "1"
-    await follow(page, first.locator(".delete"))
+    await pick.nth(0).check()
+    await follow(page, ".bulk >> text=Delete…")
     await follow(page, "button:text('Delete')")
     assert await page.inner_text(".total") == "186 sessions"
 
@@ -241,11 +236,22 @@ async def test_axe_finds_no_violation(shared_demo, browser, scheme, size) -> Non
     page = await browser.new_page(viewport=size, color_scheme=scheme)
     for path in (
         *PAGES,
+        "/?q=order&errors=1&since=2020-01-01",
+        "/?filter=owner_id%3Dnobody",
+        "/?filter=%7B",
+        "/runs?run=failed",
         "/session?id=billing-00000000&item=1",
+        "/session?id=support-00000002",  # one of its calls is decided
         "/delete?id=billing-00000000",
         "/nothing",
+        "/delete-selected",
     ):
-        await page.goto(shared_demo + path)
+        if path == "/delete-selected":
+            await page.goto(shared_demo)
+            await page.locator(".pick input").first.check()
+            await follow(page, ".bulk >> text=Delete…")
+        else:
+            await page.goto(shared_demo + path)
         # What is folded is checked as well.
         await page.evaluate(
             "document.querySelectorAll('details').forEach(each => each.open = true)"

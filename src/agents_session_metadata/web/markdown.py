@@ -46,9 +46,7 @@ _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 _IMAGE = re.compile(r"data:(image/(?:png|jpeg|gif|webp|avif));base64,([A-Za-z0-9+/]+={0,2})")
 _NUMBERED = re.compile(r"image:\d+")
 _DIFF = re.compile(r"(?:diff --git |--- |\*\*\* Begin Patch|@@ )")
-_BLOCKS = {
-    *("paragraph_open", "heading_open", "blockquote_open", "list_item_open", "th_open", "td_open")
-}
+_BLOCKS = {"paragraph_open", "heading_open", "list_item_open"}
 _FORMATTER: Any = HtmlFormatter(nowrap=True, classprefix="c-")
 _REL = "nofollow noopener noreferrer"
 _LANGUAGES = frozenset(
@@ -91,8 +89,10 @@ class Room:
 
     def code(self, text: str, language: str = "", whole: str = "") -> Markup:
         """Highlights short code; of an unknown language, only what is clearly a diff."""
-        html = self._highlighted(text, language)
-        return html if html is not None and self._take(html) else self.plain(text, whole)
+        html = self._highlighted(text[:LONGEST_TEXT], language)
+        if html is None or not self._take(html):
+            return self.plain(text, whole)
+        return html if len(text) <= LONGEST_TEXT else html + _cut(whole)
 
     def readable(self, text: str | None) -> Any:
         """Returns the value of JSON text, or the text itself if there is no time to parse it."""

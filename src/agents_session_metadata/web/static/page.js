@@ -4,8 +4,8 @@
 // ---- what is done again when a part of the page was replaced ----
 
 const locally = (at, options) => at.toLocaleString(undefined, options);
-const clock = { hour: "2-digit", minute: "2-digit", second: "2-digit" };
-const forms = { clock, moment: { month: "short", day: "numeric", ...clock } };
+const minutes = { hour: "2-digit", minute: "2-digit" };
+const forms = { clock: { ...minutes, second: "2-digit" }, moment: { month: "short", day: "numeric", ...minutes } };
 
 function showTimes(root) {
   for (const time of root.querySelectorAll("time[data-as]")) {
