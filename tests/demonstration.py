@@ -37,5 +37,7 @@ def serving(folder: Path) -> Iterator[str]:
         finally:
             server.send_signal(signal.SIGINT)
             code = server.wait(timeout=30)
+            assert server.stderr is not None
+            assert "Traceback" not in server.stderr.read()
     assert code == 130
     assert list(folder.iterdir()) == []

@@ -306,6 +306,24 @@ async def test_whoever_has_no_scope_is_redirected_to_the_login(catalog) -> None:
         assert (await browser.get("/")).status_code == 200
 
 
+async def test_a_list_of_a_range_of_dates_is_followed(catalog) -> None:
+    call = {"type": "http", "method": "GET", "path": "/events", "query_string": b"since=2026-01-01"}
+    sent: list[dict] = []
+    left = asyncio.Event()
+
+    async def send(message) -> None:
+        sent.append(message)
+        left.set()
+
+    async def receive():
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    app = browser_app(catalog, scope=None)
+    await app({**call, "headers": [(b"host", b"localhost")]}, receive, send)
+    assert sent[0]["status"] == 200
+
+
 async def test_streams_of_changes_are_limited_and_scoped(catalog) -> None:
     app = browser_app(catalog, scope=lambda request: None)
     async with client(app) as browser:

@@ -115,7 +115,7 @@ def _run(now: datetime, number: int) -> dict[str, Any]:
         "input": json.dumps(case["request"]),
         "pending": json.dumps(pending),
         "error": case.get("error"),
-        "progress": '{"first": 0}',
+        "progress": '{"durable": true, "options": {}, "first": 0, "base": 0, "items": 0}',
         "last_item": 0,
         "started_at": then,
         "paused_at": then,

@@ -261,8 +261,8 @@ def _day(text: str) -> str:
         raise HTTPException(400, "Write a day as 2026-01-31.") from None
 
 
-def _time(day: str, at: time) -> datetime:
-    return datetime.combine(date.fromisoformat(day), at, timezone.utc)
+def _time(day: str, at: time) -> str:
+    return datetime.combine(date.fromisoformat(day), at, timezone.utc).isoformat()
 
 
 def read_value(text: str) -> Any:
