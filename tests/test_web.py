@@ -306,6 +306,23 @@ async def test_whoever_has_no_scope_is_redirected_to_the_login(catalog) -> None:
         assert (await browser.get("/")).status_code == 200
 
 
+async def test_a_session_of_more_than_one_page_can_be_searched(catalog) -> None:
+    for name in ("long", "other"):
+        items = [{"role": "user", "content": f"Where is order {number}?"} for number in range(101)]
+        await catalog.create_session(name, metadata={"title": "order 7"}, items=items)
+    async with client(browser_app(catalog, scope=None)) as browser:
+        assert "Search in this session" not in (await browser.get("/session?id=a")).text
+        assert "Search in this session" in (await browser.get("/session?id=long")).text
+        assert "create_index" in (await browser.get("/session?id=long&q=7")).text
+        await catalog.create_index("$text")
+        found = (await browser.get("/session?id=long&q=order+7")).text
+        [address] = re.findall(r'<li><a href="(/session[^"#]*)#item-', found)
+        assert "Where is <mark>order</mark> <mark>7</mark>?" in found
+        assert "Where is order 7?" in (await browser.get(unescape(address))).text
+        assert "No message of this" in (await browser.get("/session?id=long&q=nothing")).text
+        assert (await browser.get("/session?id=gone&q=order")).status_code == 404
+
+
 async def test_a_list_of_a_range_of_dates_is_followed(catalog) -> None:
     call = {"type": "http", "method": "GET", "path": "/events", "query_string": b"since=2026-01-01"}
     sent: list[dict] = []

@@ -19,9 +19,17 @@ from agents_session_metadata.errors import (
     CorruptMetadataError,
     ItemNotFoundError,
     SessionNotFoundError,
+    TablesMissingError,
 )
 from agents_session_metadata.text import ascii_json, is_encrypted, parse_time
-from agents_session_metadata.types import ItemInfo, ItemPage, Metadata, SessionInfo, UsageRow
+from agents_session_metadata.types import (
+    ItemInfo,
+    ItemPage,
+    Metadata,
+    SearchHit,
+    SessionInfo,
+    UsageRow,
+)
 from agents_session_metadata.values import id_problem
 
 from .call import PageCall
@@ -32,6 +40,7 @@ from .markdown import find_image
 _CALLS = ("_call", "mcp_approval_request")
 _MOST_PHASES = 30
 _MOST_FORKS = 5
+_MOST_HITS = 20
 _ITEMS = 100
 _BYTES = 8 << 20
 """Of the stored items that a page reads."""
@@ -71,6 +80,8 @@ async def session(call: PageCall) -> Response:
     items, older, later = page.items, page.previous_cursor, page.next_cursor
     if newest:
         items, older, later = items[::-1], later, older
+    q = call.query.get("q", "").strip()
+    hits, problem = await _search(call, info.session_id, q) if q else ([], "")
     runs = SessionRuns(call.catalog)
     usage = await call.catalog.usage(session_id=info.session_id, by=("item_id", "model"))
     original = info.metadata.get(keys.FORKED_FROM)
@@ -85,6 +96,9 @@ async def session(call: PageCall) -> Response:
     return call.render(
         "session.html",
         info=info,
+        q=q,
+        hits=hits,
+        problem=problem,
         corrupt=corrupt,
         turns=turns(items, info.metadata, usage),
         run=await runs.get(info.session_id),
@@ -105,6 +119,15 @@ async def session(call: PageCall) -> Response:
         phases=phases(info),
         has_form=call.allow_write,
     )
+
+
+async def _search(call: PageCall, session_id: str, q: str) -> tuple[list[SearchHit], str]:
+    """Returns the newest messages of a session that a search finds, or why it finds nothing."""
+    try:
+        found = await call.catalog.search(q, {"$session_id": session_id}, limit=_MOST_HITS)
+    except (TablesMissingError, ValueError) as error:
+        return [], sentence(str(error))
+    return [hit for hit in found.hits if hit.item_id is not None], ""
 
 
 def _is_from_end(call: PageCall) -> bool:
