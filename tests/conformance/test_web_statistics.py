@@ -74,6 +74,26 @@ def figures(page) -> dict[str, list[str]]:
     return {day: row for day, row in cells.items() if set(row) - {"0", "\u2013", "$0.00"}}
 
 
+async def test_only_the_owners_with_the_ten_highest_costs_are_read(engine) -> None:
+    sizes: list[int] = []
+
+    class Counting(SessionCatalog):
+        async def usage(self, **options):
+            rows = await super().usage(**options)
+            sizes.append(len(rows))
+            return rows
+
+    catalog = Counting(engine, create_tables=True)
+    await catalog.create_session("a")
+    for number in range(1, 13):
+        await use(catalog, f"u{number:02}", NOW.date(), 1, str(number))
+    async with client(catalog) as browser:
+        page = (await browser.get("/statistics")).text
+    assert max(sizes) == 10
+    costs = page.partition("Cost by owner")[2].partition("Cost by agent")[0]
+    assert re.findall(r">(u\d+)<", costs) == [f"u{number:02}" for number in range(12, 2, -1)]
+
+
 async def test_the_page(catalog) -> None:
     before, today = (NOW - timedelta(days=2)).date(), NOW.date()
     await use(catalog, "u1", before, 1000, "0.25")

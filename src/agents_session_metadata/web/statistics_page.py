@@ -23,7 +23,7 @@ from .list_page import ListState, ignore
 
 _DAYS = 30
 _MOST_DAYS = 92
-_NEWEST = 10_000
+_NEWEST = 5_000
 """The number of sessions that the page counts."""
 _ROWS = 8
 _MOST_EXPENSIVE = 10
