@@ -7,8 +7,8 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SDK_TESTS := $(VENV)/sdk-tests
 CHATKIT_TESTS := $(VENV)/chatkit-tests
 
-# Set-up has three steps: the package with all drivers, the development tools, and the tests of the
-# SDK and of ChatKit. Each runs once, and again when pyproject.toml or constraints.txt changes.
+# Set-up has three steps: the package with all drivers, all other tools, and the tests of the SDK and of
+# ChatKit. Each runs once, and again when pyproject.toml or constraints.txt changes.
 LIGHT := $(VENV)/.light
 DEV := $(VENV)/.dev
 SDK := $(SDK_TESTS)/.unpacked
@@ -59,41 +59,56 @@ typecheck: $(DEV)  ## check types with mypy and pyright
 	@report=$$(PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes agents_session_metadata \
 		--ignoreexternal) || { echo "$$report"; exit 1; }
 
-lock:  ## upgrade all pinned versions in constraints.txt
+# constraints.txt has two parts, so that `make demo` need not install everything. pip checks hashes only if
+# every requirement has one; this package itself is therefore installed afterwards, without dependencies.
+# The back end is installed like the rest: a build environment of its own would take the newest one.
+DEMO := sqlite postgresql psycopg mysql cli web
+BACK_END := hatchling hatch-fancy-pypi-readme editables
+REST := \# The other targets install these, too.
+COMPILE := UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
+	--no-annotate --no-header
+PART := awk -F == 'NR == FNR { demo[$$1]; next } /^[a-z]/ { kept = ($$1 in demo) == wanted } kept' \
+	$(VENV)/demo.txt
+
+lock:  ## upgrade all pinned versions in constraints.txt, with their hashes
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install uv
-	@UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
-		--extra dev --extra docs --upgrade --no-annotate --no-header --output-file $(VENV)/lock.txt pyproject.toml
+	@$(COMPILE) --extra dev --extra docs --upgrade --generate-hashes -o $(VENV)/lock.txt pyproject.toml
+	@printf '%s\n' $(BACK_END) | $(COMPILE) $(DEMO:%=--extra %) -c $(VENV)/lock.txt -o $(VENV)/demo.txt \
+		pyproject.toml -
 	@{ echo '# Written by "make lock": one version of everything, for Python 3.10 to 3.13.'; \
-		cat $(VENV)/lock.txt; } > constraints.txt
+		echo '# "make demo" installs these packages.'; $(PART) wanted=1 $(VENV)/lock.txt; \
+		echo '$(REST)'; $(PART) wanted=0 $(VENV)/lock.txt; } > constraints.txt
 
 clean:  ## delete the environment and all caches
 	@rm -rf $(VENV) build dist site .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The back end is installed first and used as it is: a build environment of its own would take
-# whatever version is newest on that day.
 $(LIGHT): pyproject.toml constraints.txt
 	@echo 'Creating $(VENV)'
 	@$(PYTHON) -m venv $(VENV)
 	@echo 'Installing the package with its drivers, the command line and the browser pages (a minute or two)'
-	@$(PIP) install -c constraints.txt hatchling hatch-fancy-pypi-readme editables
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sqlite,postgresql,psycopg,mysql,cli,web]'
+	@sed '/^$(REST)/,$$d' constraints.txt > $(VENV)/demo.txt
+	@$(PIP) install --require-hashes -r $(VENV)/demo.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(DEV): $(LIGHT)
 	@echo 'Installing the development tools'
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PIP) install --require-hashes -r constraints.txt
 	@touch $@
+
+# The lines of constraints.txt about one package.
+LOCKED = sed -n '/^$(1)==/,/[^\\]$$/p' constraints.txt
 
 # Only the source distribution of the SDK has its tests. Its src folder is removed, so that they test
 # the SDK that is installed.
 $(SDK): $(DEV)
 	@echo "Fetching the SDK's own tests"
 	@rm -rf $(SDK_TESTS) && mkdir -p $(SDK_TESTS)
-	@version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("openai-agents"))') \
-		&& $(PIP) download -c constraints.txt --no-deps --no-binary :all: --no-build-isolation \
-			--dest $(SDK_TESTS) "openai-agents==$$version"
+	@$(call LOCKED,openai-agents) > $(SDK_TESTS)/version.txt
+	@$(PIP) download --require-hashes --no-deps --no-binary :all: --no-build-isolation \
+		--dest $(SDK_TESTS) -r $(SDK_TESTS)/version.txt
 	@tar -xzf $(SDK_TESTS)/openai_agents-*.tar.gz -C $(SDK_TESTS) --strip-components=1
 	@rm -rf $(SDK_TESTS)/src
 	@touch $@
@@ -102,8 +117,9 @@ $(SDK): $(DEV)
 $(CHATKIT): $(DEV)
 	@echo "Fetching ChatKit's own tests"
 	@rm -rf $(CHATKIT_TESTS) && mkdir -p $(CHATKIT_TESTS)
-	@version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("openai-chatkit"))') \
-		&& $(PIP) download --no-deps --no-binary openai-chatkit --dest $(CHATKIT_TESTS) "openai-chatkit==$$version"
+	@$(call LOCKED,openai-chatkit) > $(CHATKIT_TESTS)/version.txt
+	@$(PIP) download --require-hashes --no-deps --no-binary openai-chatkit \
+		--dest $(CHATKIT_TESTS) -r $(CHATKIT_TESTS)/version.txt
 	@tar -xzf $(CHATKIT_TESTS)/openai_chatkit-*.tar.gz -C $(CHATKIT_TESTS) --strip-components=1
 	@rm -rf $(CHATKIT_TESTS)/chatkit
 	@touch $@
@@ -124,7 +140,10 @@ test-runs-oldest: $(DEV)  ## run the tests of runs on Python 3.10, whose asyncio
 
 # ---- release ----
 
-.PHONY: build release-check
+.PHONY: build release-check dependencies
+
+dependencies: $(DEV)  ## write docs/dependencies.md: the packages that are installed, and their licenses
+	@$(BIN)/python docs/dependencies.py > docs/dependencies.md
 
 build: $(DEV)  ## build the wheel and the source distribution in dist/
 	@rm -rf dist
@@ -146,13 +165,11 @@ bench: $(BENCH)/.installed  ## compare with the plain SDK, a plain table and oth
 bench-small: $(DEV)  ## run one minute of benchmarks
 	@$(BIN)/python -m benchmarks --small $(ARGS)
 
-$(BENCH)/.installed: $(LIGHT) benchmarks/requirements.txt
+$(BENCH)/.installed: $(DEV) benchmarks/requirements.txt
 	@echo 'Installing the libraries to compare with'
 	@$(PYTHON) -m venv $(BENCH)
-	@$(BENCH)/bin/python -m pip --quiet --quiet --disable-pip-version-check install \
-		-c constraints.txt hatchling hatch-fancy-pypi-readme editables
-	@$(BENCH)/bin/python -m pip --quiet --quiet --disable-pip-version-check install \
-		--no-build-isolation -r benchmarks/requirements.txt -e .
+	@$(BIN)/uv pip install --quiet --python $(BENCH) --build-constraint constraints.txt \
+		-r benchmarks/requirements.txt -e .
 	@touch $@
 
 # ---- documentation ----

@@ -62,8 +62,10 @@ def runs(session: nox.Session) -> None:
 
 def pinned(releases: str) -> list[str]:
     """All versions of constraints.txt, but the oldest allowed ones or any of those that vary."""
-    lines = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if line.partition("==")[0] not in VARIED]
+    locked = Path("constraints.txt").read_text(encoding="utf-8")
+    kept = [
+        each for each in re.split(r"(?m)^(?=\w)", locked) if each.partition("==")[0] not in VARIED
+    ]
     if releases == "newest":
         return kept
     required = [
