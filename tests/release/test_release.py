@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from datetime import datetime, timezone
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 (WHEEL,) = (ROOT / "dist").glob("*.whl")
 (SDIST,) = (ROOT / "dist").glob("*.tar.gz")
 CONSTRAINTS = ROOT / "constraints.txt"
+UV = Path(sys.executable).with_name("uv")
 # Only in a checkout.
 LEFT_OUT = (
     *(".ci/", "benchmarks/", "contrib/", "stress/"),
@@ -87,11 +89,43 @@ def test_the_description_points_to_nothing_that_an_index_does_not_have() -> None
     assert len(shown.splitlines()) == len(readme.splitlines())
 
 
-def test_builds_are_equal_byte_for_byte(tmp_path) -> None:
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    for distribution in (WHEEL, SDIST):
-        assert (tmp_path / distribution.name).read_bytes() == distribution.read_bytes()
+def listed_files() -> list[str]:
+    """The files of the checkout, without those that git ignores."""
+    git = shutil.which("git")
+    assert git is not None
+    command = [git, "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
+    return listed.stdout.splitlines()
+
+
+def test_builds_in_two_folders_are_equal_byte_for_byte(tmp_path) -> None:
+    moment = datetime(2026, 11, 28, tzinfo=timezone.utc)
+    made = tmp_path / "made"
+    for folder in (ROOT, tmp_path / "copy"):
+        if folder != ROOT:
+            for name in listed_files():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, folder / name)
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", made / folder.name]
+        dated = {**os.environ, "SOURCE_DATE_EPOCH": str(int(moment.timestamp()))}
+        built = subprocess.run([*command, folder], env=dated, check=True, capture_output=True)
+        assert b"Successfully built" in built.stdout
+    one, two = (
+        {each.name: each.read_bytes() for each in path.iterdir()} for path in made.iterdir()
+    )
+    assert one == two
+    assert one.keys() == {WHEEL.name, SDIST.name}
+    with zipfile.ZipFile(made / "copy" / WHEEL.name) as archive:
+        assert {each.date_time for each in archive.infolist()} == {moment.timetuple()[:6]}
+
+
+def test_the_page_of_dependencies_is_that_of_constraints_and_of_the_installed_packages() -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("the page is about Python 3.11 and later")
+    page = ROOT / "docs" / "dependencies.md"
+    command = [sys.executable, page.with_suffix(".py")]
+    printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8")
+    assert printed.stdout == page.read_text(encoding="utf-8"), "run `make dependencies`"
 
 
 def test_the_wheel_has_the_package_and_nothing_else() -> None:
@@ -110,11 +144,7 @@ def test_the_wheel_has_the_package_and_nothing_else() -> None:
 
 
 def test_the_source_distribution_has_what_a_user_of_the_source_needs() -> None:
-    git = shutil.which("git")
-    assert git is not None
-    command = [git, "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
-    wanted = {name for name in listed.stdout.splitlines() if not name.startswith(LEFT_OUT)}
+    wanted = {name for name in listed_files() if not name.startswith(LEFT_OUT)}
     assert sdist_files().keys() - {"PKG-INFO"} == wanted
 
 
@@ -128,10 +158,9 @@ def environment(request, tmp_path_factory) -> Path:
 
 
 def install(environment: Path, wanted: str) -> None:
-    python = environment / "bin" / "python"
-    # As a constraint of the environment, it holds for what a source distribution is built with too.
-    pinned = {**os.environ, "PIP_CONSTRAINT": str(CONSTRAINTS)}
-    subprocess.run([python, "-m", "pip", "install", "--quiet", wanted], check=True, env=pinned)
+    # It checks the hashes of constraints, too. Those of builds hold for a source distribution.
+    pinned = ["--constraint", CONSTRAINTS, "--build-constraint", CONSTRAINTS, wanted]
+    subprocess.run([UV, "--quiet", "pip", "install", "--python", environment, *pinned], check=True)
 
 
 def run(environment: Path, *command: object, cwd: Path) -> str:
@@ -195,10 +224,8 @@ PYTHONS = interpreters()
 @pytest.mark.parametrize("extra", COMMANDS)
 def test_each_extra_works_alone(extra, python, tmp_path) -> None:
     folder = tmp_path / "environment"
-    uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, "--quiet", "venv", "--python", PYTHONS[python], folder], check=True)
-    pinned = ["--constraint", CONSTRAINTS, "--python", folder, f"{WHEEL}[{extra}]"]
-    subprocess.run([uv, "--quiet", "pip", "install", *pinned], check=True)
+    subprocess.run([UV, "--quiet", "venv", "--python", PYTHONS[python], folder], check=True)
+    install(folder, f"{WHEEL}[{extra}]")
     run(folder, *COMMANDS[extra], cwd=tmp_path)
     run(folder, "python", "-W", "error", "-c", "import agents_session_metadata", cwd=tmp_path)
 
