@@ -174,13 +174,11 @@ $(BENCH)/.installed: $(DEV) benchmarks/requirements.txt
 
 # ---- documentation ----
 
-DOCS := $(VENV)/.docs
-
 .PHONY: docs
 
 # Zensical's --strict does not count what mkdocstrings only logs, such as a docstring out of shape. Files
 # outside docs/ that pages link to are copied, and the links shortened by one level.
-docs: $(DOCS)  ## build the documentation in site/
+docs: $(DEV)  ## build the documentation in site/
 	@echo 'Building the documentation (a minute)'
 	@log=$$(NO_COLOR=1 $(BIN)/zensical build --clean --strict 2>&1) || { echo "$$log"; exit 1; }; \
 		! echo "$$log" | grep -E '^(griffe|mkdocstrings|mkdocs_autorefs):'
@@ -190,11 +188,6 @@ docs: $(DOCS)  ## build the documentation in site/
 	@echo 'The documentation is in site/. Search needs a web server, so read it with:'
 	@echo '$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000'
 	@echo 'and open http://127.0.0.1:8000'
-
-$(DOCS): $(DEV)
-	@echo 'Installing what builds the documentation'
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[docs]'
-	@touch $@
 
 # ---- hard faults ----
 
