@@ -13,6 +13,8 @@ TEXT = README.read_text(encoding="utf-8")
 def test_it_begins_with_code_and_ends_in_time() -> None:
     assert blocks(README)[0].line <= 25
     assert len(TEXT.splitlines()) <= 160
+    prose = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
+    assert len(prose.split()) <= 700
 
 
 def test_what_it_names_exists() -> None:
