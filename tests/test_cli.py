@@ -73,7 +73,7 @@ async def test_index(cli, filled):
         "key": "$updated_at",
         "created": True,
     }
-    assert "exists already" in (await cli("index", "create", "$updated_at")).stderr
+    assert "already exists" in (await cli("index", "create", "$updated_at")).stderr
     assert "need no index" in said((await cli("index", "create", "owner_id", code=2)).stderr)
     await key_indexes.create(filled.engine, "owner_id")
     listed = document(await cli("index", "list", "--count", "--json"))
@@ -155,7 +155,7 @@ async def test_history(cli, catalog):
     assert "there are more items; continue with --cursor" in result.stderr
     every = document(await cli("history", "a", "--limit", "2", "--all", "--json"))
     assert ([each["item_id"] for each in every["items"]], every["next_cursor"]) == (ids, None)
-    assert "there is no session nobody" in (await cli("history", "nobody", code=1)).stderr
+    assert "session nobody does not exist" in (await cli("history", "nobody", code=1)).stderr
     await cli("history", "a", "--cursor", "x", code=2)
 
 
@@ -347,7 +347,7 @@ async def test_the_last_session_of_an_agent(cli, filled):
 
 async def test_set_and_unset(cli, catalog):
     refused = await cli("set", "new", "a=1", code=1)
-    assert "there is no session new; pass --create to create it" in said(refused.stderr)
+    assert "session new does not exist; pass --create to create it" in said(refused.stderr)
     assert await catalog.get_session("new") is None
     await cli(
         "set",
@@ -371,7 +371,7 @@ async def test_delete(cli, filled):
     refused = await cli("delete", "a", code=2)
     assert "--yes" in refused.stderr
     result = await cli("delete", "a", "nope", "--yes")
-    assert "there is no session nope" in result.stderr
+    assert "session nope does not exist" in result.stderr
     assert "deleted 1 session" in result.stderr
     assert await filled.get_session("a") is None
 
@@ -432,10 +432,10 @@ async def test_approvals(cli, shared_database):
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     await catalog.count_sessions()
     # Nothing ever ran or was recorded: there is no table.
-    for command, words in (("runs", "there are no runs"), ("usage", "no usage is recorded")):
+    for command, words in (("runs", "no runs found"), ("usage", "no usage is recorded")):
         assert words in (await cli(command)).stderr
     nobody = await cli("discard", "u1", "--yes", code=1)
-    assert "there is no session u1" in nobody.stderr
+    assert "session u1 does not exist" in nobody.stderr
     for command in (("runs",), ("values", "role")):
         code = 0 if command == ("runs",) else 1
         hinted = await cli(*command, "--where", '{"title": {"prefix": "t"}}', code=code)
@@ -478,12 +478,12 @@ async def test_approvals(cli, shared_database):
         (["approve", "u1"], 2, "--all"),
         (["approve", "u1", "c1", "--all"], 2, "--all"),
         (["approve", "u1", "c9"], 1, "'c9'"),
-        (["reject", "nobody", "c1"], 1, "there is no session nobody"),
-        (["reject", "u2", "c1", "--scope", "owner_id=u1"], 1, "there is no session u2"),
+        (["reject", "nobody", "c1"], 1, "session nobody does not exist"),
+        (["reject", "u2", "c1", "--scope", "owner_id=u1"], 1, "session u2 does not exist"),
         (["runs", "--cursor", "x"], 2, "cursor"),
         (["runs", "--limit", "0"], 2, "limit"),
         (["runs", "--status", "paused"], 2, "interrupted"),
-        (["runs", "--follow", "nobody"], 1, "there is no session nobody"),
+        (["runs", "--follow", "nobody"], 1, "session nobody does not exist"),
         (["runs", "--follow", "u1", "--json"], 2, "--jsonl"),
         (["runs", "--follow", "u1", "--status", "failed"], 2, "filter"),
     ):
@@ -726,7 +726,7 @@ async def test_erase_writes_a_receipt_and_export_complete_all_data_of_a_person(
     assert lines[3]["decision"]["by"] == "ana"
     for more in ((), ("--meta", "a=1"), ("--owner", "u1", "--meta", "a=1"), ("a", "--owner", "u1")):
         result = await cli("export", "--complete", *more, code=2)
-        assert "--complete needs --owner" in said(result.stderr)
+        assert "--complete requires --owner" in said(result.stderr)
     assert "--yes" in (await cli("erase", "--owner", "u1", code=2)).stderr
     assert await mine.count_sessions() == 2
     result = await cli("erase", "--owner", "u1", "--yes", "--receipt", str(receipt), "--json")
@@ -770,7 +770,7 @@ async def test_an_export_of_sessions_by_id_names_the_missing_ones(cli, filled):
     assert ids(await cli("export", "a", "c")) == ["a", "c"]
     result = await cli("export", "a", "nope", code=1)
     assert ids(result) == ["a"]
-    assert result.stderr == "exported 1 session\nthere is no session nope\n"
+    assert result.stderr == "exported 1 session\nsession nope does not exist\n"
     result = await cli("export", "a", "c", "--meta", "owner_id=u1", code=1)
     assert ids(result) == ["a"]
     assert ids(await cli("export", "Chat b", "--by", "title")) == ["b"]
@@ -1016,7 +1016,7 @@ async def test_a_misspelled_session_id_is_answered_with_a_similar_one(cli, catal
     await catalog.create_session("bigjson")
     for line in ("show bigjsn", "get bigjsn a", "set bigjsn a=1", "phase bigjsn", "history bigjsn"):
         result = await cli(*line.split(), code=1)
-        assert "there is no session bigjsn" in said(result.stderr)
+        assert "session bigjsn does not exist" in said(result.stderr)
         assert "did you mean bigjson?" in said(result.stderr)
     assert "mean" not in (await cli("show", "zzz", code=1)).stderr
     scoped = await cli("show", "bigjsn", "--scope", "owner_id=u1", code=1)

@@ -80,7 +80,7 @@ async def test_a_suite_prints_a_line_per_session_and_a_summary(cli, filled):
     assert sorted(result.stdout.splitlines()) == [
         "different  b  turn 1: the agent has no tool 'weather'; recorded: " + OSLO,
         "equal      a",
-        "skipped    c  there is no agent for this session",
+        "skipped    c  the function returned no agent",
     ]
     assert result.stderr == "replayed 3 sessions: 1 equal, 1 different, 1 skipped\n"
 
@@ -144,7 +144,7 @@ async def test_a_suite_as_json(cli, filled):
     by_id = {each["session_id"]: each for each in found}
     assert by_id["a"]["differences"] == []
     assert by_id["b"]["differences"][0]["problem"] == "the agent has no tool 'weather'"
-    assert by_id["c"]["skipped"] == "there is no agent for this session"
+    assert by_id["c"]["skipped"] == "the function returned no agent"
     assert json.loads((await cli(*REPLAY, "--owner", "x", "--json", code=1)).stdout) == []
 
 
@@ -161,7 +161,7 @@ async def test_junit_has_a_test_per_session(cli, filled, tmp_path):
     [failure], [skipped] = cases["b"], cases["c"]
     line = 'turn 1: the agent has no tool \'weather\'; recorded: weather({"city":"Oslo"})'
     assert (failure.tag, failure.text, failure.attrib["message"]) == ("failure", line, line)
-    assert (skipped.tag, skipped.text) == ("skipped", "there is no agent for this session")
+    assert (skipped.tag, skipped.text) == ("skipped", "the function returned no agent")
 
 
 async def test_junit_is_xml_whatever_is_stored(cli, catalog, tmp_path):

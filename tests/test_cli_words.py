@@ -167,7 +167,7 @@ def test_a_misspelt_file_is_not_made(tmp_path):
     for command in ("list", "doctor", "count"):
         result = run(command, url=url)
         assert result.exit_code == 1
-        assert "there is no file" in result.stderr
+        assert "does not exist" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -729,7 +729,7 @@ def test_an_index_creates_what_it_needs(tmp_path):
         connection.execute("CREATE TABLE other (id INTEGER)")
     assert run("index", "create", "$updated_at", url=f"sqlite:///{tmp_path}/x.db").exit_code == 0
     missing = run("index", "create", "$updated_at", url=f"sqlite:///{tmp_path}/typo.db")
-    assert (missing.exit_code, "there is no file" in missing.stderr) == (1, True)
+    assert (missing.exit_code, "does not exist" in missing.stderr) == (1, True)
 
 
 def test_a_table_shows_the_owner_first_and_no_totals(tmp_path):
@@ -895,7 +895,7 @@ def test_one_sentence_for_a_session_that_does_not_exist(tmp_path):
         ),
     ):
         result = run(*line.split(), url=f"sqlite:///{tmp_path}/x.db")
-        assert (result.exit_code, result.stderr) == (1, "there is no session nope\n"), line
+        assert (result.exit_code, result.stderr) == (1, "session nope does not exist\n"), line
 
 
 def test_help_shows_defaults_ranges_and_upper_case_names():

@@ -343,7 +343,7 @@ async def test_search_stays_in_the_scope(catalog, shared_database):
     await catalog.session("secret").add_items([{"role": "user", "content": "a secret tram"}])
     async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
         error = await tools.error("search_sessions", query="tram")
-        assert error == "there is no text index; ask the operator, do not try again"
+        assert error == "the text index does not exist; ask the operator, do not try again"
     await catalog.create_index("$text")
     async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
         answer = await tools("search_sessions", query="TRAM")
@@ -882,7 +882,7 @@ async def test_a_server_that_cannot_answer_does_not_start(shared_database):
     out, error = await process.communicate()
     assert process.returncode == 1
     assert out == b""
-    assert b"there is no file" in error or b"--create-tables" in error
+    assert b"does not exist" in error or b"--create-tables" in error
     assert b"Traceback" not in error
 
 

@@ -375,7 +375,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path) -> None:
     assert run("web", "--by", "ana").exit_code == 2
     missing = run("web", url=f"sqlite:///{tmp_path}/none.db")
     assert missing.exit_code == 1
-    assert "there is no file" in missing.stderr
+    assert "does not exist" in missing.stderr
 
 
 def test_the_command_sends_small_packets_at_once() -> None:

@@ -229,7 +229,7 @@ LeaseLostReason: TypeAlias = Literal["taken", "stopped", "deleted"]
 
 
 class LeaseLostError(SessionBusyError):
-    """This run does not hold its session any more. It cannot write history or state.
+    """This run no longer holds its session. It cannot write history or state.
 
     Attributes:
         session_id: The session's id.
@@ -244,8 +244,8 @@ class LeaseLostError(SessionBusyError):
 
 
 _LOST: Mapping[LeaseLostReason, str] = {
-    "taken": "is held by another process, which has taken the run after its lease had ended",
-    "stopped": "is not held by this run any more, which was given up",
+    "taken": "was taken over by another process, after the lease of this run had ended",
+    "stopped": "is no longer held by this run, because the run was given up",
     "deleted": "was deleted while the run worked",
 }
 

@@ -47,7 +47,7 @@ _CALLED = {"function_call": "arguments", "custom_tool_call": "input"}
 _EARLY = "the run ended before"
 _NO_ANSWER = "the recorded run ended without an answer"
 _NO_MORE = "the recorded run ended without a further answer"
-_NOT_RECORDED = (_NO_ANSWER, "there is no recorded output", "a call of type", "an item of type")
+_NOT_RECORDED = (_NO_ANSWER, "the recording has no output", "a call of type", "an item of type")
 """How the reasons begin for which a replay without a model ends whatever the agent does."""
 
 
@@ -243,7 +243,7 @@ class Replay:
         try:
             agent: Any = agent_of(info)
             agent = await agent if inspect.isawaitable(agent) else agent
-            problem = problem or (None if agent else "there is no agent for this session")
+            problem = problem or (None if agent else "the function returned no agent")
             try:
                 replay = None if problem else await cls.of(catalog, info.session_id)
             except (SessionNotFoundError, ValueError) as error:
@@ -425,7 +425,7 @@ class _Tape(Model):
             self.outputs[item["call_id"]] = output
             return
         arguments = quoted(item.get(_CALLED[kind]))
-        raise self._ended(f"there is no recorded output of {quoted(name)} with {arguments}")
+        raise self._ended(f"the recording has no output of {quoted(name)} with {arguments}")
 
     def _check_parameters(self, call: JSONObject, schema: dict[str, Any]) -> None:
         arguments = _parsed(call.get("arguments"))

@@ -130,7 +130,7 @@ async def test_what_is_not_recorded(session, catalog, tools):
     waiting = await catalog.create_session("waiting")
     await waiting.add_items([raw.message("hi"), *(await session.get_items())[1:2]])
     result = await (await Replay.of(catalog, "waiting")).run(agents_of(tools))
-    assert result.ended == """there is no recorded output of 'weather' with '{"city":"Oslo"}'"""
+    assert result.ended == """the recording has no output of 'weather' with '{"city":"Oslo"}'"""
 
     await waiting.clear_session()
     await waiting.add_items([raw.message("hi")])
@@ -163,7 +163,7 @@ async def test_another_model(recorded, catalog, tools):
     result = await replay.run(
         agents_of(tools), model=ScriptedModel([[calling("weather", "x", city="Rome")]])
     )
-    assert result.ended == """there is no recorded output of 'weather' with '{"city":"Rome"}'"""
+    assert result.ended == """the recording has no output of 'weather' with '{"city":"Rome"}'"""
     assert tools.runs == []
 
 

@@ -207,9 +207,9 @@ async def test_sessions_that_cannot_be_replayed_are_skipped_with_a_reason(catalo
     } == {
         "equal": None,
         "empty": "the history is empty",
-        "no agent": "there is no agent for this session",
+        "no agent": "the function returned no agent",
         "shell": "turn 1: a call of type 'shell_call' cannot be replayed",
-        "waiting": f"turn 2: there is no recorded output of 'weather' with {arguments}",
+        "waiting": f"turn 2: the recording has no output of 'weather' with {arguments}",
         "unanswered": "turn 2: the recorded run ended without an answer",
         "failed": "turn 1: the recorded run ended without a further answer",
     }

@@ -32,7 +32,7 @@ Command: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 _option = partial(click.option, cls=DatabaseOption)
 _json = flag("--json", "as_json", help="Print one JSON document.")
 _by = click.option(
-    "--by", help="SESSION is a value of this key, such as title, that one session has."
+    "--by", help="Find the one session with the value SESSION of this key, such as title."
 )
 _url = _option(
     "--url",
@@ -64,7 +64,7 @@ _timeout = partial(
     _option,
     "--timeout",
     type=click.FloatRange(0, min_open=True),
-    help="Fail if the command takes longer.",
+    help="Fail if the command takes longer, in seconds.",
 )
 
 
@@ -142,7 +142,7 @@ class ChosenDatabase:
         if file is not None and not self.create_tables and not Path(file).exists():
             # SQLite would create an empty database for a misspelled name.
             advice = "check the URL, or create the database with --create-tables"
-            raise NoFileError(f"there is no file {file}; {advice}")
+            raise NoFileError(f"file {file} does not exist; {advice}")
         # After Ctrl-C, the pool would log each connection that it cannot close with a traceback.
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         return engine

@@ -38,7 +38,7 @@ async def create_index(database: ChosenDatabase, key: str, native: bool) -> None
         with output.progress(f"Indexing {shown(key)}", total) as reach:
             created = await catalog.create_index(key, native=native, progress=reach)
     name = f"the index on {shown(key)}"
-    message = f"created {name}" if created else f"{name} exists already"
+    message = f"created {name}" if created else f"{name} already exists"
     await show({"key": key, "created": created}, message=message)
 
 
@@ -57,15 +57,15 @@ async def refresh_index(database: ChosenDatabase, key: str) -> None:
 @_key_argument
 @database_options()
 async def drop_index(database: ChosenDatabase, key: str) -> None:
-    """Drop an index. Lists can be slower then.
+    """Drop an index. Without it, lists or searches can be slower.
 
-    KEY can also be a metadata key that version 0.2.0 has created an index on.
+    To remove an index of version 0.2.0, pass its metadata key.
     """
     async with database.open() as catalog:
         dropped = await catalog.drop_index(key)
     document = {"key": key, "dropped": dropped}
     if not dropped:
-        raise NothingFoundError(f"there is no index on {shown(key)}", document)
+        raise NothingFoundError(f"the index on {shown(key)} does not exist", document)
     await show(document, message=f"dropped the index on {shown(key)}")
 
 
@@ -75,12 +75,12 @@ async def drop_index(database: ChosenDatabase, key: str) -> None:
 async def list_indexes(database: ChosenDatabase, count: bool) -> None:
     """List the indexes, and whether each is complete.
 
-    Nothing uses an obsolete one, which version 0.2.0 has created: drop it.
+    An obsolete index was created by version 0.2.0 and is not used: drop it.
     """
     async with database.open() as catalog:
         indexes = await catalog.list_indexes(count=count)
     if not indexes:
-        await show([], message="there is no index")
+        await show([], message="no index exists")
         return
     rows = []
     for each in indexes:
@@ -92,11 +92,11 @@ async def list_indexes(database: ChosenDatabase, count: bool) -> None:
 @cli.command(epilog="Example: agent-sessions size --json")
 @database_options()
 async def size(database: ChosenDatabase) -> None:
-    """Print the rows, and the bytes with indexes, of each table of the SDK and this package."""
+    """Print the rows and the size, with indexes, of each table of the SDK and this package."""
     async with database.open() as catalog:
         tables = await catalog.storage()
     if not tables:
-        raise NothingFoundError("there are no tables", [])
+        raise NothingFoundError("no tables exist", [])
     rows = [(each.table, output.number(each.rows), output.number(each.bytes)) for each in tables]
     await show(tables, table=Table(("table", "rows", "bytes"), rows))
 
@@ -105,7 +105,7 @@ async def size(database: ChosenDatabase) -> None:
 @click.option("--dialect", help="postgresql, mysql, mariadb or sqlite.")
 @flag("--upgrade", help="Connect to the database, and print only what it lacks.")
 @flag("--drop", help="Print DROP statements instead of CREATE statements.")
-@flag("--all", "everything", help="With --drop: the SDK's own tables too.")
+@flag("--all", "everything", help="With --drop: also drop the SDK's own tables.")
 @database_options(scope=False, has_json=False)
 async def ddl(
     database: ChosenDatabase, dialect: str | None, upgrade: bool, drop: bool, everything: bool
@@ -118,7 +118,7 @@ async def ddl(
     from agents_session_metadata.core import schema
 
     if everything and not drop:
-        usage("--all needs --drop")
+        usage("--all requires --drop")
     if upgrade:
         if dialect or drop:
             usage("pass --upgrade without --dialect and --drop")

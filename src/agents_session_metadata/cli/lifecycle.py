@@ -93,7 +93,7 @@ async def phase(
     """Enter a phase or record an error. Without both, print the current phase."""
     more = options.parse_pairs(meta, "--meta")
     if phase is None and more:
-        usage("--meta needs a phase; use the command set to store metadata only")
+        usage("--meta requires PHASE; to store metadata only, use the command set")
     async with database.open() as catalog:
         info = await catalog.get_session(session)
         if info is None:
@@ -288,7 +288,7 @@ async def _finish_by_hook(
         code = metrics.get("exit_code")
     answer: JSONObject = {"agent_id": name, "outcome": None}
     if not isinstance(name, str) or id_problem(name) is not None:
-        await show(answer | {"unchanged": "there is no session id in agent_id"})
+        await show(answer | {"unchanged": "agent_id is not a session id"})
         return
     outcome = "completed" if code in (None, 0, "0") else "failed"
     try:

@@ -159,7 +159,7 @@ def number(value: int | None) -> str:
 
 
 def no_session(session_id: str) -> str:
-    return f"there is no session {shown(session_id)}"
+    return f"session {shown(session_id)} does not exist"
 
 
 def no_match(condition: Any) -> str:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from agents_session_metadata import RunInfo
 
 _call_argument = click.argument("call", required=False, help="The call id; or pass --all.")
-_all_option = flag("--all", "every", help="Every call that has no decision.")
-_as_option = click.option("--as", "by_name", help="Who decides; stored with the decision.")
+_all_option = flag("--all", "every", help="Decide every call without a decision.")
+_as_option = click.option("--as", "by_name", help="The name to store with the decision.")
 
 
 @cli.command(epilog="Example: agent-sessions runs --status waiting --meta owner_id=u1")
@@ -32,7 +32,7 @@ _as_option = click.option("--as", "by_name", help="Who decides; stored with the 
     help="Only running, waiting, interrupted or failed runs.",
 )
 @click.option(
-    "--follow", metavar="SESSION", help="Show the run of this session as it works, until its end."
+    "--follow", metavar="SESSION", help="Print the events of the run of this session until it ends."
 )
 @options.filters
 @options.pages("runs", 20)
@@ -42,14 +42,14 @@ async def runs(
 ) -> None:
     """List runs that work, wait for an approval, were interrupted or failed, newest first.
 
-    With --follow, print the work of one run: its messages, calls and outputs, and the answer
-    while it is written. With --jsonl, each event is a line.
+    With --follow, print the messages, calls and outputs of one run, and its answer while it is
+    written. With --jsonl, each event is a line.
     """
     from agents_session_metadata import RunStatus, SessionRuns
 
     if follow is not None:
         if status is not None or where is not None or pages.every or pages.cursor is not None:
-            usage("--follow shows one run; it takes no filter and no page")
+            usage("--follow is for one run; omit filters, --status, --cursor and --all")
         if output.wants_json():
             usage("--follow prints events as they happen; for JSON, pass --jsonl")
         await _follow(database, follow, as_lines=pages.as_lines)
@@ -62,7 +62,7 @@ async def runs(
         read = partial(SessionRuns(catalog).list, status, where)
         found = await pages.write(read, lambda runs: Table(header, _rows(runs)).write())
     if not found:
-        problem = f"no run is {status}" if status else "there are no runs"
+        problem = f"no run is {status}" if status else "no runs found"
         await show(message=problem + output.hint(where))
 
 
@@ -108,7 +108,7 @@ async def reject(
 async def discard(database: ChosenDatabase, session: str, yes: bool) -> None:
     """Give up a run that waits, was interrupted or has failed.
 
-    Its messages stay. Calls without an output are removed.
+    Its messages are kept. Calls without an output are removed.
     """
     from agents_session_metadata import SessionRuns
 
@@ -125,10 +125,9 @@ async def discard(database: ChosenDatabase, session: str, yes: bool) -> None:
 @options.session
 @database_options(by=True)
 async def stop(database: ChosenDatabase, session: str) -> None:
-    """End a run that works, waits or was interrupted, wherever it works.
+    """End a run that works, waits or was interrupted, in any process.
 
-    The text so far of a run that can be followed stays in the history. Calls without an output are
-    removed.
+    The text that a run has streamed so far is kept. Calls without an output are removed.
     """
     from agents_session_metadata import SessionRuns
 

@@ -59,7 +59,7 @@ async def serve_mcp(database: ChosenDatabase, **settings: Any) -> None:
 @cli.command("web", epilog="Example: agent-sessions web --port 8000")
 @flag("--allow-write", help="Add forms to edit, fork, rewind, delete, approve and reject.")
 @flag("--demo", help="Show generated sessions in a temporary database, with all forms.")
-@click.option("--by", "name", help="Who decides; stored with each decision.")
+@click.option("--by", "name", help="The name to store with each decision.")
 @click.option("--currency", default="$", help="The currency of costs, as a sign or a code.")
 @click.option(
     "--port", type=Whole(0, 65_535), default=8321, help="The port. 0 selects a free port."

@@ -43,7 +43,7 @@ _RECORDED = (known.RUN_KEYS - _SHOWN) | {known.TITLE_AUTO, known.CHATKIT}
 @click.option(
     "--key", "keys", metavar="KEY", multiple=True, help="Print only this key; repeatable."
 )
-@flag("--count-items", help="Count items.")
+@flag("--count-items", help="Print the number of items, too.")
 @database_options()
 async def list_sessions(
     database: ChosenDatabase,
@@ -130,7 +130,7 @@ async def get(database: ChosenDatabase, session: str, keys: Sequence[str]) -> No
 _matching = click.option(
     "--where", metavar="JSON", help="Change every session that matches, instead of SESSION."
 )
-_dry_run = flag("--dry-run", help="With --where: print the number of sessions, change nothing.")
+_dry_run = flag("--dry-run", help="With --where: print the number of sessions, and change nothing.")
 
 
 @cli.command("set", epilog="Example: agent-sessions set chat-1 title='My chat' tags='[\"work\"]'")
@@ -313,7 +313,7 @@ async def _show_last_of_each(database: ChosenDatabase, as_lines: bool) -> None:
 
 @cli.command(epilog="Example: agent-sessions watch --owner u1 --jsonl")
 @options.filters
-@click.option("--interval", type=float, default=2.0, help="Seconds between two looks.")
+@click.option("--interval", type=float, default=2.0, help="Seconds between two polls.")
 @flag("--initial", help="Print the sessions that exist, too.")
 @options.jsonl
 @database_options(serves=True)
@@ -322,7 +322,7 @@ async def watch(
 ) -> None:
     """Print a line for each session that is added, changed or removed, until Ctrl-C.
 
-    Follows the 1,000 newest sessions that match. Changes between two looks are one line.
+    Follows the 1,000 newest sessions that match. Changes between two polls are one line.
     """
     async with database.open() as catalog:
         changes = catalog.watch(

@@ -83,7 +83,7 @@ async def cleanup(
         usage("pass --hours or --days, not both")
     if hours is None and days is None and parse_filter(where).constant:
         usage(
-            "cleanup needs --hours, --days, --meta, or --where with a condition; "
+            "cleanup requires --hours, --days, --meta, or --where with a condition; "
             "it does not delete everything"
         )
     unit, number = ("days", days) if hours is None else ("hours", hours)
@@ -120,7 +120,9 @@ async def _oldest(catalog: SessionCatalog, where: Any, age: timedelta | None) ->
 
 @cli.command(epilog="Example: agent-sessions erase --owner u1 --receipt receipt.json")
 @click.option("--owner", required=True, help="The owner_id of the person.")
-@click.option("--decided-by", metavar="NAME", help="Clear this name in decisions about others.")
+@click.option(
+    "--decided-by", metavar="NAME", help="Clear this name in decisions about other people's calls."
+)
 @flag("--keep-usage", help="Keep the numbers of the usage ledger, without owner and session.")
 @click.option("--receipt", help="The file for the receipt, as JSON.")
 @options.yes
@@ -155,7 +157,9 @@ async def erase(
     rows = sum(erasure.rows.values())
     message = f"erased {counted(erasure.sessions, 'session')}, {counted(rows, 'row')}"
     if not erasure.complete:
-        message += "; others have written in the meantime: end their requests and run this again"
+        message += (
+            "; new rows were written in the meantime: stop this owner's requests, then run it again"
+        )
     await show(erasure.to_dict(), message=message, code=0 if erasure.complete else 1)
 
 
@@ -184,7 +188,7 @@ async def export(
 ) -> None:
     """Export sessions with history and metadata, one JSON record per line.
 
-    With session ids and a filter, exports those of the sessions that match. If a session does not
+    With session ids and a filter, exports the named sessions that match. If a session does not
     exist or does not match, the exit code is 1.
 
     With --complete, a line has one key: "session" with a record, "usage" with a row of the usage
@@ -204,7 +208,7 @@ async def export(
             case {"owner_id": {"$eq": owner}} if not sessions and form == "records":
                 scope = {"owner_id": owner}
             case _:
-                usage("--complete needs --owner, and no other sessions or filters")
+                usage("--complete requires --owner, without session ids and other filters")
     if sessions:
         where = {"$and": [{"$session_id": {"$in": [*sessions]}}, where or {}]}
     async with database.open() as catalog:

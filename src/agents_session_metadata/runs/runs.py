@@ -311,10 +311,10 @@ class SessionRuns:
             ...
         ```
 
-        The run does not end with the caller. `follow` shows it and `cancel` ends it, in any
-        process. It streams; a model that cannot stream gives its whole answer at once. If the run
-        fails, its error is logged and stored. `aclose` ends the runs of this process. Hooks that
-        are async context managers, such as a `SessionTracker`, are entered, and left at its end.
+        The run does not end with the caller. In any process, `follow` yields its events, and
+        `cancel` ends it. It streams; a model that cannot stream gives its whole answer at once. If
+        the run fails, its error is logged and stored. `aclose` ends this process's runs. Hooks that
+        are async context managers, such as a `SessionTracker`, are entered, and left at the end.
 
         Args:
             session_id: As in `run`.

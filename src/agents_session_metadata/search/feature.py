@@ -67,7 +67,7 @@ _UNFINISHED = -1
 MOST = 1_000
 """Items that a search, or one transaction, adds at most."""
 NO_INDEX = (
-    f'there is no text index; create it once with `await catalog.create_index("{KEY}")` or '
+    f'the text index does not exist; create it once with `await catalog.create_index("{KEY}")` or '
     f"`agent-sessions index create '{KEY}'`"
 )
 
