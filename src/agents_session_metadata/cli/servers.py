@@ -78,8 +78,9 @@ async def serve_web(
     The pages are served on 127.0.0.1 only. They are read-only unless --allow-write is given, and
     restricted to --scope. Press Ctrl-C to stop.
     """
+    import uvicorn
+
     from agents_session_metadata import web
-    from agents_session_metadata.web.serving import serve
 
     if name is not None and not (allow_write or demo):
         usage("--by requires --allow-write")
@@ -96,7 +97,15 @@ async def serve_web(
             output.say(
                 f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops"
             )
-            await serve(app, listener)
+            settings = uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=2,
+            )
+            await uvicorn.Server(settings).serve(sockets=[listener])
 
 
 @asynccontextmanager

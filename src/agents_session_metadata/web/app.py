@@ -32,7 +32,7 @@ from agents_session_metadata.http.app import (
 from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import answer_to
 
-from . import list_page, live, runs_page, selection, session_page, statistics_page
+from . import list_page, runs_page, selection, session_page, statistics_page
 from .call import HEADERS, DecidedBy, Options, PageCall, check_request
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -45,7 +45,7 @@ _READ = {
     "/runs": runs_page.page,
     "/statistics": statistics_page.page,
     "/events": list_page.events,
-    "/run-events": live.events,
+    "/run-events": runs_page.events,
 }
 _SHOWN = {"/", "/session", "/runs", "/statistics"}
 _ASK = {"/delete": session_page.ask_delete, "/rewind": session_page.ask_rewind}
@@ -57,7 +57,7 @@ _WRITE = {
     "/approve": runs_page.approve,
     "/reject": runs_page.reject,
     "/discard": runs_page.discard,
-    "/stop": live.stop,
+    "/stop": runs_page.stop,
     "/tag": selection.tag,
     "/archive": selection.archive,
     "/export": selection.export,

@@ -1,8 +1,10 @@
-"""The page of runs that work, wait, were interrupted or have failed, and the decisions."""
+"""The page of runs that work, wait, were interrupted or have failed; decisions, events and Stop."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -10,7 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata import SessionCatalog, SessionRuns
-from agents_session_metadata.errors import RunInterruptedError, SessionBusyError
+from agents_session_metadata.errors import (
+    RunInterruptedError,
+    SessionBusyError,
+    SessionNotFoundError,
+)
+from agents_session_metadata.http.run_routes import RunStream
 
 from .call import PageCall
 from .formats import content_of
@@ -144,3 +151,35 @@ def _back(call: PageCall, session_id: str) -> str:
 def _anchor(session_id: str) -> str:
     """Returns a hash as the name of a run on the page: a session id may contain anything."""
     return f"run-{hashlib.sha256(session_id.encode(errors='replace')).hexdigest()[:16]}"
+
+
+# ---- the run of a session, on its page ----
+
+
+async def events(call: PageCall) -> Response:
+    """Follow the runs of a session. The page shows texts, and reads itself again for the rest."""
+    session_id = call.session_id()
+    if await call.catalog.get_session(session_id, keys=[]) is None:
+        raise SessionNotFoundError(session_id)
+    streams = call.options.streams
+    scope = streams.scope_of(call.catalog)
+    followed = SessionRuns(call.catalog).follow(session_id, forever=True)
+    return RunStream(streams, scope, _shown(followed))
+
+
+async def _shown(followed: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Yields what the page needs: of items, it needs to know that there are new ones."""
+    async with aclosing(followed):
+        try:
+            async for event in followed:
+                names = {"type", "events", "delta", "status"} & event.keys()
+                yield {name: event[name] for name in names}
+        except ValueError:  # The run is encrypted.
+            yield {"type": "unreadable"}
+
+
+async def stop(call: PageCall) -> Response:
+    """End the run of a session. Nothing happens if it has ended in the meantime."""
+    session_id = call.session_id()
+    await SessionRuns(call.catalog).cancel(session_id)
+    return call.redirect("/session", id=session_id, **{"from": "end"})
