@@ -54,14 +54,14 @@ async def test_the_answer_appears_while_it_is_written_and_can_be_stopped(browser
             await page.click("text=Stop the run")
         assert await runs.get("chat") is None
         await page.wait_for_selector("#turns .assistant >> text=one two three four")
-        assert await page.is_hidden("#live")
+        await page.wait_for_selector("#live", state="hidden")
         assert await page.locator("text=Stop the run").count() == 0
 
         gates[1].set()
         await runs.start("chat", agent, "Again")
         await page.wait_for_selector("#turns .assistant >> text=one two three four five")
         await until(lambda: not runs._works)
-        assert await page.is_hidden("#live")
+        await page.wait_for_selector("#live", state="hidden")
         assert problems == []
         await page.close()
 

@@ -14,6 +14,13 @@
   const textOf = (event) =>
     event.type === "response.output_text.delta" ? event.delta : "";
 
+  // What is shown is now in the history, unless words of the next answer come meanwhile.
+  async function stored() {
+    const shown = place.textContent;
+    await refresh().catch(() => {});
+    if (place.textContent === shown) show("");
+  }
+
   // A message that is complete is in the history, or will be soon: the page reads itself again.
   const handlers = {
     snapshot(event) {
@@ -22,14 +29,8 @@
     },
     "response.created"() { show(""); },
     "response.output_text.delta"(event) { show(place.textContent + textOf(event)); },
-    async item() {
-      await refresh().catch(() => {});
-      show("");
-    },
-    async status() {
-      await refresh().catch(() => {});
-      show("");
-    },
+    item: stored,
+    status: stored,
     unreadable() { close(); },
   };
 
