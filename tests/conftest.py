@@ -79,13 +79,14 @@ def runs_in_every_change(item: pytest.Function) -> bool:
     """Whether a test runs on its database although `.ci/nightly` runs everything everywhere.
 
     Without a mark, on all but MySQL. Marked `dialect`, or only for some databases with MySQL among
-    them, on all. Marked `logic`, on SQLite.
+    them, on all. Marked `logic`, on SQLite. A mark of a test counts more than that of its module.
     """
     name = database_name(item) or "sqlite"
-    if name.startswith("sqlite") or item.get_closest_marker("dialect"):
+    marks = [mark.name for mark in item.iter_markers() if mark.name in {"logic", "dialect"}]
+    if name.startswith("sqlite") or marks[:1] == ["dialect"]:
         return True
     is_named = any(name.startswith(mark.args) for mark in item.iter_markers("only_on"))
-    return is_named or not (item.get_closest_marker("logic") or name.startswith("mysql"))
+    return is_named or not (marks or name.startswith("mysql"))
 
 
 def repeats_in_memory(item: pytest.Function, names: set[str]) -> bool:

@@ -121,6 +121,11 @@ def test_other(database): ...
 
 @pytest.mark.only_on("mysql")
 def test_mysql(database): ...
+
+@pytest.mark.dialect
+class TestOf:
+    @pytest.mark.logic
+    def test_one(self, database): ...
 """
     servers = {name: name.partition("-")[0] for name in SERVERS}
 
@@ -129,9 +134,11 @@ def test_mysql(database): ...
         found = [re.fullmatch(r".*::test_(\w+)\[(.+)\]", line) for line in lines]
         return {(each[1], servers[each[2]]) for each in found if each and each[2] in servers}
 
-    every = {(name, kind) for name in ("logic", "dialect", "other") for kind in servers.values()}
+    names = ("logic", "dialect", "other", "one")
+    every = {(name, kind) for name in names for kind in servers.values()}
     assert runs("all") == {*every, ("mysql", "mysql")}
-    left = {("logic", kind) for kind in servers.values()} | {("other", "mysql")}
+    left = {(name, kind) for name in ("logic", "one") for kind in servers.values()}
+    left.add(("other", "mysql"))
     assert runs("") == {*every, ("mysql", "mysql")} - left
 
 
