@@ -159,21 +159,22 @@ async def check_everything(engine: AsyncEngine) -> None:
     assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 2
 
 
-@pytest.mark.parametrize("event", EVENTS)
-async def test_triggers_of_one_event_on_all_tables(database: Database, event):
+EVERYTHING = (None, None)
+
+
+@pytest.mark.parametrize(
+    ("event", "table"),
+    scale(
+        [EVERYTHING],
+        [EVERYTHING, *((event, None) for event in EVENTS), *((None, table) for table in TABLES)],
+    ),
+)
+async def test_triggers_of_the_application_on_our_tables(database: Database, event, table):
     engine = database.engine()
     assert await SessionCatalog(engine, create_tables=True).count_sessions() == 0
-    await add_triggers(engine, database.kind, event, None)
+    await add_triggers(engine, database.kind, event, table)
     await check_everything(engine)
     assert await raw.count_rows(engine, "audit") > 3
-
-
-@pytest.mark.parametrize("table", scale([None], [*TABLES, None]))
-async def test_triggers_of_all_events(database: Database, table):
-    engine = database.engine()
-    assert await SessionCatalog(engine, create_tables=True).count_sessions() == 0
-    await add_triggers(engine, database.kind, None, table)
-    await check_everything(engine)
 
 
 async def test_fifty_callers_create_one_session(shared_database: Database):
@@ -257,12 +258,22 @@ RAISING = {
 }
 
 
+REFUSED = {
+    "agent_sessions": DELETIONS,
+    "agent_messages": sorted({*ITEM_DELETIONS} - {"delete_metadata", "delete_session"}),
+    "agent_sessions_metadata": ["delete_metadata"],
+}
+
+
 @pytest.mark.parametrize(
     ("table", "deletion"),
     [
-        *(("agent_sessions", each) for each in DELETIONS),
-        *(("agent_messages", each) for each in ITEM_DELETIONS if each != "delete_metadata"),
-        ("agent_sessions_metadata", "delete_metadata"),
+        ("agent_messages", "delete_session"),
+        *(
+            pytest.param(table, each, marks=pytest.mark.logic)
+            for table, deletions in REFUSED.items()
+            for each in deletions
+        ),
     ],
 )
 async def test_a_trigger_that_refuses_deletions(database: Database, kept, table, deletion):
