@@ -65,6 +65,7 @@ def document(result):
 # ---- indexes ----
 
 
+@pytest.mark.logic
 async def test_index(cli, filled):
     assert "dropped" in (await cli("index", "drop", "$updated_at")).stderr
     await cli("index", "drop", "$updated_at", code=1)
@@ -93,6 +94,7 @@ async def test_index(cli, filled):
 # ---- histories ----
 
 
+@pytest.mark.logic
 async def test_search(cli, catalog):
     assert "index create" in said((await cli("search", "tram", code=1)).stderr)
     await cli("index", "create", "$text")
@@ -113,6 +115,7 @@ async def test_search(cli, catalog):
     await cli("index", "drop", "$text")
 
 
+@pytest.mark.logic
 async def test_history(cli, catalog):
     session = catalog.session("a")
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x": 1}'}
@@ -171,6 +174,7 @@ async def test_errors_about_runs_give_advice_for_a_shell(cli, catalog):
         assert result.stderr.endswith(f"{advice}\n")
 
 
+@pytest.mark.logic
 async def test_rewind_and_fork(cli, catalog):
     session = await catalog.create_session("a", metadata={"title": "x"})
     await session.add_items([raw.message("1"), raw.message("2", "assistant"), raw.message("3")])
@@ -216,6 +220,7 @@ async def test_list(cli, filled):
     assert result.stderr == ""
 
 
+@pytest.mark.logic
 async def test_list_as_json(cli, filled):
     found = document(await cli("list", "--json", "--count-items", "--meta", "owner_id=u1"))
     assert found == {
@@ -233,6 +238,7 @@ async def test_list_as_json(cli, filled):
     }
 
 
+@pytest.mark.logic
 async def test_list_filters_orders_and_pages(cli, filled):
     where = '{"tags": {"$contains": "work"}}'
     args = ["list", "--where", where, "--meta", "owner_id=u1", "--order-by", "session_id"]
@@ -252,6 +258,7 @@ async def test_list_filters_orders_and_pages(cli, filled):
     assert "cursor" in wrong.stderr
 
 
+@pytest.mark.logic
 async def test_nothing_found(cli, filled):
     result = await cli("list", "--meta", "owner_id=u9", code=1)
     assert (result.stdout, result.stderr) == ("", "no session matches\n")
@@ -297,6 +304,7 @@ async def test_nothing_found(cli, filled):
     )
 
 
+@pytest.mark.logic
 async def test_show(cli, filled):
     result = await cli("show", "a")
     assert "session  a\n" in result.stdout
@@ -306,6 +314,7 @@ async def test_show(cli, filled):
     assert document(await cli("show", "a", "--json"))["item_count"] == 1
 
 
+@pytest.mark.logic
 async def test_get(cli, filled):
     assert (await cli("get", "a", "title")).stdout == "Chat a\n"
     missing = await cli("get", "a", "nope", code=1)
@@ -319,6 +328,7 @@ async def test_get(cli, filled):
     assert "owner_id" in (await cli("get", "a")).stdout
 
 
+@pytest.mark.logic
 async def test_count_and_values(cli, filled):
     assert (await cli("count", "--meta", "owner_id=u1")).stdout == "2\n"
     assert (await cli("count", "--meta", "owner_id=u9")).stdout == "0\n"
@@ -331,6 +341,7 @@ async def test_count_and_values(cli, filled):
     assert lines[2].split() == ["work", "2"]
 
 
+@pytest.mark.logic
 async def test_the_last_session_of_an_agent(cli, filled):
     await filled.set_metadata("b", {"agent": "ai-engineer"})
     for agent in ("ai-engineer", "@ai-engineer", " @ai-engineer "):
@@ -345,6 +356,7 @@ async def test_the_last_session_of_an_agent(cli, filled):
 # ---- writing ----
 
 
+@pytest.mark.logic
 async def test_set_and_unset(cli, catalog):
     refused = await cli("set", "new", "a=1", code=1)
     assert "session new does not exist; pass --create to create it" in said(refused.stderr)
@@ -367,6 +379,7 @@ async def test_set_and_unset(cli, catalog):
     assert await catalog.get_metadata("new") == {}
 
 
+@pytest.mark.logic
 async def test_delete(cli, filled):
     refused = await cli("delete", "a", code=2)
     assert "--yes" in refused.stderr
@@ -376,6 +389,7 @@ async def test_delete(cli, filled):
     assert await filled.get_session("a") is None
 
 
+@pytest.mark.logic
 async def test_a_scope_binds_every_command(cli, filled):
     mine = ["--scope", "owner_id=u1"]
     assert (await cli("count", *mine)).stdout == "2\n"
@@ -401,6 +415,7 @@ async def test_a_scope_binds_every_command(cli, filled):
     )
 
 
+@pytest.mark.logic
 async def test_other_names_of_tables(cli, shared_database):
     tables = [
         "--sessions-table=talks",
@@ -428,6 +443,7 @@ async def test_a_database_of_the_sdk_alone(cli, shared_database):
 # ---- approvals ----
 
 
+@pytest.mark.logic
 async def test_approvals(cli, shared_database):
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     await catalog.count_sessions()
@@ -505,6 +521,7 @@ async def test_approvals(cli, shared_database):
     assert await runs.get("u2") is None
 
 
+@pytest.mark.logic
 async def test_a_run_is_shown_while_its_answer_is_written(cli, shared_database):
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     agent = speaking(["one two three"])
@@ -520,6 +537,7 @@ async def test_a_run_is_shown_while_its_answer_is_written(cli, shared_database):
 # ---- lifecycle ----
 
 
+@pytest.mark.logic
 async def test_an_approval_pause(cli, catalog):
     assert (await cli("start", "run", "--agent", "@planner", "--meta", "pr=42")).stdout == "run\n"
     await cli("phase", "run", "investigating")
@@ -556,6 +574,7 @@ async def test_an_approval_pause(cli, catalog):
     assert (await catalog.get_metadata(made))["phase"] == "initializing"
 
 
+@pytest.mark.logic
 async def test_resume_check_of_an_agent(cli, catalog):
     await cli("start", "run", "--agent", "planner")
     await cli("phase", "run", "planning")
@@ -574,6 +593,7 @@ async def test_resume_check_of_an_agent(cli, catalog):
     assert "context" not in document(await cli("resume-check", "run", "--json"))
 
 
+@pytest.mark.logic
 async def test_usage(cli, catalog):
     assert "no usage is recorded" in (await cli("usage", "--create-tables")).stderr
     assert document(await cli("usage", "--owner", "u1", "--json")) == []
@@ -621,6 +641,7 @@ async def test_usage(cli, catalog):
         await cli("usage", *wrong, code=2)
 
 
+@pytest.mark.logic
 async def test_requests_on_standard_input(cli, catalog):
     await cli("start", "run", "--agent", "planner")
     await cli("phase", "run", "planning")
@@ -678,6 +699,7 @@ async def test_requests_on_standard_input(cli, catalog):
 # ---- ageing and moving ----
 
 
+@pytest.mark.logic
 async def test_cleanup(cli, filled):
     assert "--hours" in (await cli("cleanup", "--yes", code=2)).stderr
     assert "not both" in (await cli("cleanup", "--days", "1", "--hours", "1", code=2)).stderr
@@ -708,6 +730,7 @@ async def test_cleanup(cli, filled):
     assert await filled.count_sessions() == 1
 
 
+@pytest.mark.logic
 async def test_erase_writes_a_receipt_and_export_complete_all_data_of_a_person(
     cli, filled, tmp_path
 ):
@@ -763,6 +786,7 @@ async def test_export_and_import(cli, filled, tmp_path, form):
     assert [info async for info in filled.iter_sessions(count_items=True)] == before
 
 
+@pytest.mark.logic
 async def test_an_export_of_sessions_by_id_names_the_missing_ones(cli, filled):
     def ids(result):
         return sorted(json.loads(line)["session_id"] for line in result.stdout.splitlines())
@@ -778,6 +802,7 @@ async def test_an_export_of_sessions_by_id_names_the_missing_ones(cli, filled):
     assert "no session matches" in (await cli("export", "nope", code=1)).stderr
 
 
+@pytest.mark.logic
 async def test_line_ends_of_another_system(cli, filled, tmp_path):
     before = [info async for info in filled.iter_sessions(count_items=True)]
     for form in ("--jsonl", "--json"):
@@ -792,6 +817,7 @@ async def test_line_ends_of_another_system(cli, filled, tmp_path):
             assert [info async for info in filled.iter_sessions(count_items=True)] == before
 
 
+@pytest.mark.logic
 async def test_what_is_not_utf8_is_not_imported(cli, filled):
     exported = (await cli("export")).stdout.encode()
     assert b"hello" in exported
@@ -801,6 +827,7 @@ async def test_what_is_not_utf8_is_not_imported(cli, filled):
     assert (await cli("export")).stdout.encode() == exported
 
 
+@pytest.mark.logic
 async def test_a_broken_line_stops_an_import(cli, filled):
     exported = (await cli("export")).stdout.splitlines()
     await cli("delete", "a", "b", "c", "--yes")
@@ -870,6 +897,7 @@ def test_ddl_needs_no_database(dialect):
     assert "--scope" not in run("ddl", "--help").stdout
 
 
+@pytest.mark.logic
 async def test_an_export_that_fails_leaves_the_file_as_it_was(cli, filled, tmp_path):
     file = tmp_path / "sessions.jsonl"
     file.write_text("what was here before")
@@ -881,6 +909,7 @@ async def test_an_export_that_fails_leaves_the_file_as_it_was(cli, filled, tmp_p
     assert [path.name for path in tmp_path.glob("sessions*")] == ["sessions.jsonl"]
 
 
+@pytest.mark.logic
 async def test_a_byte_that_is_not_utf8_breaks_one_record(cli, filled, tmp_path):
     file = tmp_path / "sessions.jsonl"
     await cli("export", "--output", str(file))
@@ -939,6 +968,7 @@ def test_an_option_that_the_driver_does_not_know():
     assert "Traceback" not in result.output
 
 
+@pytest.mark.logic
 async def test_the_list_shows_the_status_of_the_run_and_filters_by_it(cli, catalog) -> None:
     await catalog.create_session("failed", metadata={"run": "failed", "agent": "billing"})
     await catalog.create_session("active", metadata={"run": "completed", "status": "active"})
@@ -954,6 +984,7 @@ async def test_the_list_shows_the_status_of_the_run_and_filters_by_it(cli, catal
 # ---- many sessions at once ----
 
 
+@pytest.mark.logic
 async def test_set_and_unset_change_every_session_that_matches(cli, filled):
     where = ("--where", '{"owner_id": "u1"}')
     result = await cli("set", *where, "archived=true", "--meta", "n=1", "--dry-run")
@@ -981,6 +1012,7 @@ async def test_set_and_unset_change_every_session_that_matches(cli, filled):
         await cli(*wrong, code=2)
 
 
+@pytest.mark.logic
 async def test_times_of_filters_can_be_relative(cli, filled):
     await filled.create_session("new")
     for where in (
@@ -997,6 +1029,7 @@ async def test_times_of_filters_can_be_relative(cli, filled):
     await cli("count", "--since", "soon", code=2)
 
 
+@pytest.mark.logic
 async def test_a_cursor_of_a_relative_time_is_valid_on_the_next_page(cli, filled):
     where = ("--where", '{"$updated_at": {"$lt": "12h"}}', "--limit", "2", "--owner", "u1")
     first = document(await cli("list", *where[:-3], "2", "--json"))
@@ -1004,6 +1037,7 @@ async def test_a_cursor_of_a_relative_time_is_valid_on_the_next_page(cli, filled
     assert len(document(more)["sessions"]) == 1
 
 
+@pytest.mark.logic
 async def test_errors_of_filters_name_positions_that_were_typed(cli, filled):
     for command in (["list"], ["export"], ["runs"], ["search", "x"]):
         result = await cli(
@@ -1012,6 +1046,7 @@ async def test_errors_of_filters_name_positions_that_were_typed(cli, filled):
         assert "invalid filter at $.a.$x:" in said(result.stderr)
 
 
+@pytest.mark.logic
 async def test_a_misspelled_session_id_is_answered_with_a_similar_one(cli, catalog):
     await catalog.create_session("bigjson")
     for line in ("show bigjsn", "get bigjsn a", "set bigjsn a=1", "phase bigjsn", "history bigjsn"):
@@ -1023,6 +1058,7 @@ async def test_a_misspelled_session_id_is_answered_with_a_similar_one(cli, catal
     assert "mean" not in scoped.stderr
 
 
+@pytest.mark.logic
 async def test_last_prints_lines(cli, catalog):
     for number, agent in enumerate(("a", "b")):
         await catalog.create_session(f"s{number}", metadata={"agent": agent})
@@ -1035,6 +1071,7 @@ async def test_last_prints_lines(cli, catalog):
         assert "--agent must be the name of an agent" in said(result.stderr)
 
 
+@pytest.mark.logic
 async def test_statistics(cli, catalog):
     metadata = {"status": "completed", "duration_ms": 1500, "cost": 0.25, "total_tokens": 1290}
     metadata |= {"runs": 2, "tool_calls": [["git", 3, 4500]], "owner_id": "u1"}
@@ -1082,6 +1119,7 @@ async def test_watch_prints_changes_until_it_is_interrupted(catalog, shared_data
             assert re.fullmatch(rf"\S+ \S+  {kind:7}  new  {title}\n", seen.pop(0))
 
 
+@pytest.mark.logic
 async def test_the_fields_of_usage_are_the_same_in_help_and_errors(cli, catalog):
     listed = "day, agent, model, owner_id, session_id, item_id"
     assert listed in said((await cli("usage", "--help")).stdout)

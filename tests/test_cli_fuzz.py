@@ -83,6 +83,7 @@ def value_of(text: str) -> Any:
     return strict(text)
 
 
+@pytest.mark.logic
 @examples(12)
 @given(text=typed)
 async def test_where(shared_database, everything, text):
@@ -97,6 +98,7 @@ async def test_where(shared_database, everything, text):
     assert found == len(everything.expected(where))
 
 
+@pytest.mark.logic
 @examples(12)
 @given(key=junk.texts | st.just("v"), text=typed)
 async def test_meta(shared_database, everything, key, text):
@@ -110,6 +112,7 @@ async def test_meta(shared_database, everything, key, text):
     assert json.loads(result.stdout) == {"count": found}
 
 
+@pytest.mark.logic
 @examples(12)
 @given(session=junk.texts | st.just("chat"), key=junk.texts | st.just("a"), text=typed)
 async def test_set(shared_database, catalog, session, key, text):
@@ -135,6 +138,7 @@ requests = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.logic
 @examples(12)
 @given(
     text=requests.map(json.dumps).map(str.encode)
@@ -176,6 +180,7 @@ VALUES = {
 }
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("text", VALUES, ids=lambda text: text[:16])
 async def test_json_that_is_no_value_is_not_taken_for_a_string(shared_database, catalog, text):
     result = await call(shared_database, "set", "chat", f"a={text}")

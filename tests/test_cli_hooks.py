@@ -43,6 +43,7 @@ async def waiting(catalog, name, agent="ai-engineer", **metadata):
     return lifecycle
 
 
+@pytest.mark.logic
 async def test_a_hook_before_work_is_delegated(cli, catalog):
     await waiting(catalog, "chat-1", task_id="t1")
     await waiting(catalog, "chat-2", task_id="t2")
@@ -82,6 +83,7 @@ async def test_a_hook_before_work_is_delegated(cli, catalog):
         assert "error" in await ask(code=2, **wrong)
 
 
+@pytest.mark.logic
 async def test_the_answer_of_a_hook_is_counted_as_resume_counts(cli, catalog):
     lifecycle = await waiting(catalog, "chat-1")
     for phase, reason, counts in (
@@ -97,6 +99,7 @@ async def test_the_answer_of_a_hook_is_counted_as_resume_counts(cli, catalog):
     assert await catalog.get_session("nobody") is None
 
 
+@pytest.mark.logic
 async def test_a_hook_with_corrupt_state_does_not_resume(cli, catalog):
     await waiting(catalog, "chat-1")
     await raw.execute(
@@ -119,6 +122,7 @@ async def test_hooks_before_anything_was_stored(cli, tmp_path, shared_database):
     assert not (tmp_path / "none.db").exists()
 
 
+@pytest.mark.logic
 async def test_the_request_and_answer_of_a_test_are_as_a_database_gives_them(cli, catalog):
     printed = (await cli("resume-check", "--test", url=None)).stdout
     request, end = json.JSONDecoder().raw_decode(printed)
@@ -159,6 +163,7 @@ async def test_a_hook_after_work(cli, catalog):
         assert (await catalog.get_metadata(name))["status"] == outcome
 
 
+@pytest.mark.logic
 async def test_a_hook_after_work_never_blocks_the_orchestrator(cli, catalog):
     lifecycle = await waiting(catalog, "chat-1")
     await lifecycle.finish("completed")
@@ -179,6 +184,7 @@ async def test_a_hook_after_work_never_blocks_the_orchestrator(cli, catalog):
     await cli("finish", code=2)
 
 
+@pytest.mark.logic
 async def test_an_error_and_a_phase_are_one_update(cli, catalog):
     await waiting(catalog, "chat-1")
     await cli("phase", "chat-1", "planning", "--error", "disk full", "--meta", "step=2")
@@ -188,6 +194,7 @@ async def test_an_error_and_a_phase_are_one_update(cli, catalog):
     assert (await catalog.get_metadata("chat-1"))["error_count"] == 1
 
 
+@pytest.mark.logic
 async def test_the_last_session_of_each_agent(cli, catalog):
     assert "no session has an agent" in (await cli("last", code=1)).stderr
     await waiting(catalog, "chat-1")
@@ -214,6 +221,7 @@ without = Agent("guide")
 """
 
 
+@pytest.mark.logic
 async def test_replay(cli, catalog, tmp_path, monkeypatch):
     @function_tool
     def weather(city: str) -> str:

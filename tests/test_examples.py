@@ -32,6 +32,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
 SCENARIOS = sorted({*EXAMPLES.glob("[!_]*.py")} - {QUICKSTART})
 
+# The others use the same calls; on servers, they run nightly.
+ON_EVERY_DATABASE = {"durable_run", "sidebar"}
+
 by_name = pytest.mark.parametrize("example", SCENARIOS, ids=lambda path: path.stem)
 
 
@@ -136,7 +139,14 @@ def test_there_is_one_for_each_scenario() -> None:
     ]
 
 
-@by_name
+@pytest.mark.parametrize(
+    "example",
+    [
+        path if path.stem in ON_EVERY_DATABASE else pytest.param(path, marks=pytest.mark.logic)
+        for path in SCENARIOS
+    ],
+    ids=lambda path: path.stem,
+)
 async def test_runs_on_every_database(example, directory, shared_database) -> None:
     assert run(example, directory, shared_database.url)
     assert await rows(shared_database) == {}
@@ -182,6 +192,7 @@ async def new_session(database: Database) -> SQLAlchemyMetadataSession:
     return await catalog.create_session("chat")
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("others", [[], ["Where?"], ["What else?", "Really?"]])
 async def test_a_failed_run_stores_nothing_and_removes_nothing(
     database, edit_and_retry, others
@@ -211,6 +222,7 @@ async def test_a_failed_run_stores_nothing_and_removes_nothing(
     assert items == [*stored, "Where?", "There."]
 
 
+@pytest.mark.logic
 async def test_a_turn_is_stored_whole_after_a_handoff_that_drops_the_history(
     database, edit_and_retry
 ) -> None:
@@ -232,6 +244,7 @@ async def test_a_turn_is_stored_whole_after_a_handoff_that_drops_the_history(
     assert (turn[0]["content"], edit_and_retry.text_of(turn[3])) == ("Where?", "There.")
 
 
+@pytest.mark.logic
 async def test_a_turn_that_waits_for_an_approval_is_not_stored(database, edit_and_retry) -> None:
     session = await new_session(database)
 
@@ -246,6 +259,7 @@ async def test_a_turn_that_waits_for_an_approval_is_not_stored(database, edit_an
     assert await session.get_items() == []
 
 
+@pytest.mark.logic
 async def test_a_turn_that_is_stopped_is_not_stored(database, edit_and_retry, monkeypatch) -> None:
     session = await new_session(database)
 

@@ -84,6 +84,7 @@ async def test_fifty_users_at_once(backend):
         assert await catalog.count_sessions() == USERS - 1
 
 
+@pytest.mark.logic
 async def test_the_error_of_a_failed_run_stays_on_the_server(backend):
     error = ConnectionError("postgresql://app:hunter2@db/chat is down")
     backend["agent"].model = ScriptedModel([error])
@@ -103,6 +104,7 @@ async def test_the_error_of_a_failed_run_stays_on_the_server(backend):
             assert "hunter2" not in answer.text
 
 
+@pytest.mark.logic
 async def test_input_that_cannot_be_stored(backend):
     async with served(backend["app"]) as address, httpx2.AsyncClient(timeout=120) as client:
         chats, headers = f"{address}/chats", {"x-user": "u"}
@@ -121,6 +123,7 @@ async def test_input_that_cannot_be_stored(backend):
         assert [chat["title"] for chat in listed] == ["kept"]
 
 
+@pytest.mark.logic
 async def test_deleting_an_account_deletes_waiting_runs_and_usage(backend):
     @function_tool(needs_approval=True)
     def apply_plan():

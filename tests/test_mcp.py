@@ -205,6 +205,7 @@ async def test_read_only_unless_told_otherwise(catalog, shared_database):
         assert answer["value"] == "polecat"
 
 
+@pytest.mark.logic
 async def test_a_scoped_server_cannot_be_left(catalog, shared_database):
     before = await catalog.get_session("secret")
     async with connected(shared_database.url, "--allow-write", "--scope", "owner_id=u1") as tools:
@@ -250,6 +251,7 @@ async def test_a_scoped_server_cannot_be_left(catalog, shared_database):
     assert await catalog.get_session("secret") == before
 
 
+@pytest.mark.logic
 async def test_values_are_stored_as_they_are_given(catalog):
     values = ["[1]", "null", '{"a": 1}', "1", 1, 1.5, True, None, [1, [None]], {"a": {"b": "c"}}]
     values += ["é😀\x00", "", 2**70, -0.5, json.loads("[" * 99 + "]" * 99), 10**4_000]
@@ -309,6 +311,7 @@ async def test_histories(catalog, shared_database):
         assert "restricted to one session" in await tools.error("get_history", session="secret")
 
 
+@pytest.mark.logic
 async def test_half_of_a_character_is_answered(catalog, shared_database):
     item = {"role": "user", "content": "tram \ud83d"}
     await catalog.session("gt-alpha-Toast").add_items([item, {**item, "more": ["\udc00"] * 5_000}])
@@ -322,6 +325,7 @@ async def test_half_of_a_character_is_answered(catalog, shared_database):
         assert long["json_text"].endswith('"\ufffd","\ufffd",')
 
 
+@pytest.mark.logic
 async def test_a_page_of_a_history_has_1_mib_of_items_at_most(catalog, shared_database):
     for number in range(3):
         await catalog.session("gt-alpha-Toast").add_items(
@@ -338,6 +342,7 @@ async def test_a_page_of_a_history_has_1_mib_of_items_at_most(catalog, shared_da
         assert shown == ["0", "1", "2"]
 
 
+@pytest.mark.logic
 async def test_search_stays_in_the_scope(catalog, shared_database):
     await catalog.session("gt-alpha-Toast").add_items([{"role": "user", "content": "tram 28"}])
     await catalog.session("secret").add_items([{"role": "user", "content": "a secret tram"}])
@@ -391,6 +396,7 @@ async def test_waiting_runs(catalog, shared_database):
         assert [each["session"] for each in (await tools("list_runs"))["runs"]] == ["gt-beta-Jam"]
 
 
+@pytest.mark.logic
 async def test_errors_say_what_to_change(catalog):
     before = await catalog.get_session("secret")
     deep = "[" * 100_000
@@ -490,6 +496,7 @@ def schemas(node):
             yield from schemas(each)
 
 
+@pytest.mark.logic
 async def test_a_session_that_is_named_by_a_value(catalog):
     await catalog.set_metadata("secret", {"agent": "ai-engineer"})
     async with within(catalog, allow_write=True) as tools:
@@ -507,6 +514,7 @@ async def test_a_session_that_is_named_by_a_value(catalog):
         assert problem.startswith("no session has agent=")
 
 
+@pytest.mark.logic
 async def test_plain_answers(catalog, shared_database):
     async with connected(shared_database.url, "--plain") as tools:
 
@@ -528,6 +536,7 @@ async def test_plain_answers(catalog, shared_database):
         assert (entry["id"], entry["name"]) == ("gt-alpha-Toast", "Toast")
 
 
+@pytest.mark.logic
 async def test_create_lets_set_metadata_create_sessions(catalog, shared_database):
     arguments = {"session": "new", "key": "role", "value": "witness"}
     async with connected(shared_database.url, "--allow-write") as tools:
@@ -743,6 +752,7 @@ async def test_a_long_value_comes_in_parts(catalog):
         assert await read(tools, "long", "k") == value
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("order_by", ["session_id", "-updated_at"])
 async def test_a_cut_page_skips_no_session(catalog, order_by):
     for number in range(20):

@@ -111,6 +111,7 @@ async def test_the_pages_of_the_operator_are_behind_a_login(page) -> None:
         assert (shown.status_code, "ana" in shown.text) == (200, True)
 
 
+@pytest.mark.logic
 async def test_the_budget_of_a_day(page, monkeypatch) -> None:
     ana, _, program = page
     budget = program.Budget(tokens=1, per="owner_id", window="day")

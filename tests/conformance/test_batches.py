@@ -55,6 +55,7 @@ async def test_a_conflict_within_a_batch_leaves_what_was_before_it(catalog):
     assert await numbers(catalog) == [*range(70), -1]
 
 
+@pytest.mark.logic
 async def test_the_first_of_two_errors_is_told(catalog):
     await catalog.create_session("chat 0070", metadata={"number": -1})
     records = [record(number) for number in range(100)]
@@ -82,6 +83,7 @@ async def test_a_record_that_comes_twice_in_a_batch(catalog):
     assert await numbers(catalog) == [10, 2, 3]
 
 
+@pytest.mark.logic
 async def test_replacing_in_a_batch_stays_within_the_scope(catalog):
     mine = catalog.scoped({"owner_id": "mine"})
     await mine.import_sessions(record(number) for number in range(50))
@@ -93,6 +95,7 @@ async def test_replacing_in_a_batch_stays_within_the_scope(catalog):
     assert theirs == {"number": 60, "owner_id": "theirs"}
 
 
+@pytest.mark.logic
 async def test_records_that_cannot_be_written_are_told_and_skipped(catalog):
     await catalog.create_session("chat 0005", metadata={"number": -1})
     records = [record(number) for number in range(40)]
@@ -107,6 +110,7 @@ async def test_records_that_cannot_be_written_are_told_and_skipped(catalog):
     assert len(await numbers(catalog)) == 38
 
 
+@pytest.mark.logic
 async def test_progress_ends_with_the_number_of_records(catalog):
     done: list[int] = []
     await catalog.import_sessions((record(number) for number in range(60)), progress=done.append)
@@ -139,6 +143,7 @@ async def test_long_histories_are_exported_whole(catalog, monkeypatch):
     assert [each async for each in catalog.export_sessions()] == records
 
 
+@pytest.mark.logic
 async def test_times_may_end_in_z(catalog):
     await catalog.import_sessions([record(1, created_at="2020-01-01T00:00:00Z")])
     (info,) = (await catalog.list_sessions()).sessions

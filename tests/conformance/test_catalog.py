@@ -35,6 +35,7 @@ async def test_create(catalog, engine):
     assert (await catalog.get_session("chat", count_items=True)).item_count == 1
 
 
+@pytest.mark.logic
 async def test_create_without_an_id_or_metadata(catalog):
     first, second = await catalog.create_session(), await catalog.create_session(metadata={})
     assert first.session_id
@@ -107,6 +108,7 @@ async def test_one_of_many_creators_wins(catalog):
     assert await catalog.get_metadata("chat") == {"by": winners[0]}
 
 
+@pytest.mark.logic
 async def test_session_asks_no_database(catalog, engine):
     await catalog.count_sessions()
     statements = []
@@ -117,6 +119,7 @@ async def test_session_asks_no_database(catalog, engine):
     assert await catalog.get_session("chat") is None
 
 
+@pytest.mark.logic
 async def test_settings_reach_the_sessions(engine):
     catalog = SessionCatalog(
         engine,
@@ -336,6 +339,7 @@ async def test_last_session_within_one_second(catalog, engine):
     assert (await catalog.last_session({"agent": "x"})).session_id == "k"
 
 
+@pytest.mark.logic
 async def test_last_session_takes_an_agent_as_people_write_it(catalog):
     await catalog.create_session("chat", metadata={"agent": "ai-engineer"})
     await catalog.create_session("other", metadata={"agent": "@ai-engineer"})
@@ -370,6 +374,7 @@ async def test_get_or_create_gives_the_last_one_of_a_clock_tick(catalog):
     assert (session.session_id, created) == ("s1", False)
 
 
+@pytest.mark.logic
 async def test_get_or_create_derives_the_id_from_the_values(catalog):
     session, _ = await catalog.get_or_create_session({"a": 1, "b": "x"})
     await catalog.delete_session(session.session_id)
@@ -377,6 +382,7 @@ async def test_get_or_create_derives_the_id_from_the_values(catalog):
     assert (again.session_id, created) == (session.session_id, True)
 
 
+@pytest.mark.logic
 async def test_get_or_create_after_the_values_moved_on(catalog):
     # The derived id is taken by a session that has other values by now.
     first, _ = await catalog.get_or_create_session({"topic": "a"})
@@ -410,6 +416,7 @@ async def test_from_url(tmp_path):
             assert cache.scalar_one() == -16_384
 
 
+@pytest.mark.logic
 async def test_a_catalog_leaves_the_engine_of_others_open(engine):
     async with SessionCatalog(engine, create_tables=True) as catalog:
         await catalog.create_session("chat")

@@ -205,6 +205,7 @@ async def test_everything_through_the_server(server, catalog, engine):
         assert await raw.count_rows(engine, table) == 0
 
 
+@pytest.mark.logic
 async def test_retrying_asks_again(server, catalog, store):
     thread_id = await server.create("one")
     for text in ("two", "three"):
@@ -223,6 +224,7 @@ async def test_retrying_asks_again(server, catalog, store):
     assert await history(catalog, thread_id) == ["one", "answer 4"]
 
 
+@pytest.mark.logic
 async def test_a_model_whose_items_all_have_one_id(server, catalog, store):
     replies = [
         [
@@ -249,6 +251,7 @@ async def test_a_model_whose_items_all_have_one_id(server, catalog, store):
     assert [text_of(item) for item in items if "content" in item] == [*texts[:-1], "answer 3"]
 
 
+@pytest.mark.logic
 async def test_what_rewinds_and_what_does_not(store, catalog):
     thread_id = await new_thread(store)
     session = catalog.session(thread_id)
@@ -300,6 +303,7 @@ async def test_what_rewinds_and_what_does_not(store, catalog):
     assert await history(catalog, thread_id) == ["summary"]
 
 
+@pytest.mark.logic
 async def test_the_message_that_a_retry_rewinds_to(store, catalog):
     thread_id = await new_thread(store)
     session = catalog.session(thread_id)
@@ -357,6 +361,7 @@ class PausingServer(Server):
         await self.runs.resume(thread.id, self.agent)
 
 
+@pytest.mark.logic
 async def test_a_retry_beside_a_paused_run_deletes_nothing(store, catalog):
     runs = SessionRuns(catalog)
     server = PausingServer(store, runs)
@@ -407,6 +412,7 @@ async def test_a_retry_beside_a_paused_run_deletes_nothing(store, catalog):
     assert await history(catalog, thread_id) == ["go", "Done"]
 
 
+@pytest.mark.logic
 async def test_a_retry_of_an_encrypted_answer_deletes_nothing(server, store, catalog):
     thread_id = await new_thread(store)
     thread = await store.load_thread(thread_id, ANNA)
@@ -438,6 +444,7 @@ async def test_a_retry_of_an_encrypted_answer_deletes_nothing(server, store, cat
     assert await names() == ["u1", "u2", "a2", "u3", "u4", "msg_0"]
 
 
+@pytest.mark.logic
 async def test_a_rename_during_an_answer_stays(server, store, catalog):
     thread_id = await server.create()
 
@@ -500,6 +507,7 @@ def calls(store, context, thread, name, item):
     }
 
 
+@pytest.mark.logic
 async def test_somebody_elses_ids(store, catalog, engine):
     thread_id = await new_thread(store, title="mine", metadata={"a": 1})
     item = user_item(thread_id, "u-1")
@@ -627,6 +635,7 @@ async def test_threads_and_items(store, catalog, engine):
             await store.add_thread_item(threads[0], bad, ANNA)
 
 
+@pytest.mark.logic
 async def test_a_loaded_item_equals_the_saved_one(store, catalog):
     thread_id = await new_thread(store)
     sent = attachment("file", metadata={"a": 1})
@@ -697,6 +706,7 @@ async def test_attachments(store, catalog, engine):
             await store.purge_attachments(older_than=wrong)
 
 
+@pytest.mark.logic
 async def test_a_sent_attachment_belongs_to_whoever_has_the_thread(store, catalog):
     thread_id = await new_thread(store)
     for name, thread in (("sent", thread_id), ("unsent", None)):
@@ -717,6 +727,7 @@ async def test_a_sent_attachment_belongs_to_whoever_has_the_thread(store, catalo
         await store.delete_attachment(name, has)
 
 
+@pytest.mark.logic
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 async def test_scopes(catalog):
     async def later(_):
@@ -761,6 +772,7 @@ BAD_THREADS = [
 ]
 
 
+@pytest.mark.logic
 async def test_what_a_thread_stores_does_not_concern_others(store, catalog):
     """Whoever can write metadata, over MCP for example, makes no thread look like another."""
     everyone = CatalogStore(catalog, scope=None)
@@ -836,6 +848,7 @@ async def test_only_items_need_the_tables(engine, catalog):
     await store.delete_thread(thread_id, ANNA)
 
 
+@pytest.mark.logic
 async def test_the_newest_vote_on_an_item_counts(catalog, engine):
     assert await catalog.feedback("nobody") == []
     assert (await catalog.statistics()).feedback == {}

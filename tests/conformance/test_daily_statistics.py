@@ -142,6 +142,7 @@ async def test_a_value_that_is_not_json_is_an_error_unless_a_function_takes_it(
     }
 
 
+@pytest.mark.logic
 async def test_invalid_arguments(catalog) -> None:
     for arguments, kind in (
         ({"since": "2026-03-01"}, TypeError),

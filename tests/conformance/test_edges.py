@@ -109,6 +109,7 @@ async def test_sessions_at_the_limit_of_everything(catalog):
     assert await catalog.delete_session("full") is True
 
 
+@pytest.mark.logic
 async def test_any_mapping_and_any_iterable(session):
     await session.set_metadata(MappingProxyType({"b": 2}))
     assert await session.get_metadata(key for key in ("a", "b")) == {"a": 1, "b": 2}
@@ -117,6 +118,7 @@ async def test_any_mapping_and_any_iterable(session):
     assert await session.delete_metadata({"a", "b"}) == 2
 
 
+@pytest.mark.logic
 async def test_an_edit_may_not_make_impossible_keys(session):
     for key in ("", "$a", "a\0", 1, None):
         with pytest.raises(InvalidMetadataError):
@@ -124,6 +126,7 @@ async def test_an_edit_may_not_make_impossible_keys(session):
     assert await session.get_metadata() == {"a": 1, "tags": ["x"]}
 
 
+@pytest.mark.logic
 async def test_what_an_edit_hands_out_is_no_longer_the_metadata(session):
     kept = []
     returned = await session.edit_metadata(kept.append)
@@ -190,6 +193,7 @@ async def test_an_engine_in_the_place_of_a_dead_one(tmp_path):
         gc.collect()
 
 
+@pytest.mark.logic
 async def test_options_that_cannot_be(engine):
     for make in (
         lambda **options: SQLAlchemyMetadataSession("chat", engine=engine, **options),

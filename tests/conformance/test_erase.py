@@ -97,6 +97,7 @@ async def test_no_feature_forgets_itself(catalog, monkeypatch):
     assert type(features()[0]).erase is Feature.erase
 
 
+@pytest.mark.logic
 async def test_usage_can_keep_its_numbers_without_the_person(catalog):
     await use_everything(catalog, "zoya", members=[])
     before = await catalog.usage(by=())
@@ -109,6 +110,7 @@ async def test_usage_can_keep_its_numbers_without_the_person(catalog):
     assert await catalog.scoped(ZOYA).usage() == []
 
 
+@pytest.mark.logic
 async def test_a_name_is_cleared_in_decisions_about_sessions_of_others(catalog):
     await use_everything(catalog, "zoya", members=[])
     await use_everything(catalog, "bruno", members=[])
@@ -120,6 +122,7 @@ async def test_a_name_is_cleared_in_decisions_about_sessions_of_others(catalog):
     assert rows_with(await all_rows(catalog.engine), "zoya") == {}
 
 
+@pytest.mark.logic
 async def test_decisions_about_deleted_sessions_are_seen_and_deleted_in_the_scope(catalog):
     for owner in ("zoya", "bruno"):
         await use_everything(catalog, owner, members=[])
@@ -131,6 +134,7 @@ async def test_decisions_about_deleted_sessions_are_seen_and_deleted_in_the_scop
     assert len(await SessionRuns(catalog).decisions()) == 3
 
 
+@pytest.mark.logic
 async def test_a_filter_erases_sessions_only(catalog):
     await use_everything(catalog, "zoya", members=[])
     mine = catalog.scoped(ZOYA)
@@ -148,6 +152,7 @@ async def test_a_filter_erases_sessions_only(catalog):
         await mine.erase(usage="keep")
 
 
+@pytest.mark.logic
 async def test_rows_of_a_session_that_belongs_to_another_one_now_lose_the_owner(catalog):
     await use_everything(catalog, "zoya", members=[])
     await catalog.set_metadata("zoya-decided", {"owner_id": "bruno"})
@@ -159,6 +164,7 @@ async def test_rows_of_a_session_that_belongs_to_another_one_now_lose_the_owner(
     assert not any('"zoya"' in row for row in found)
 
 
+@pytest.mark.logic
 async def test_a_run_that_works_cannot_write_any_more(catalog):
     begun, ended = asyncio.Event(), asyncio.Event()
 

@@ -270,12 +270,14 @@ async def test_long_operands(corpus):
         assert await catalog.session("any").find_sessions_by_metadata(where) == expected
 
 
+@pytest.mark.logic
 async def test_filters_are_not_changed_by_the_call(corpus):
     where = {"$or": [{"v": {"$in": [1, 2]}}, {"$not": {"kind": "int"}}]}
     await corpus.check(where)
     assert where == {"$or": [{"v": {"$in": [1, 2]}}, {"$not": {"kind": "int"}}]}
 
 
+@pytest.mark.logic
 async def test_the_same_filter_after_a_change(corpus):
     # A statement prepared for one filter must not answer with what was there before.
     catalog: SessionCatalog = corpus.catalog

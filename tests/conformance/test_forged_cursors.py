@@ -56,6 +56,7 @@ def page_of(catalog: SessionCatalog, kind: str, **more: Any) -> Any:
     return SessionRuns(catalog).list(limit=1, **more)
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_cursor_with_a_valid_digest_and_wrong_parts_is_refused(catalog, kind, monkeypatch):
     sealed, asked = ordering.seal, []

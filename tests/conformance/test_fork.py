@@ -80,6 +80,7 @@ async def test_elements_are_found_in_the_copy(catalog, session):
     assert await session.find_sessions_by_metadata({"tags": {"$contains": "work"}}) == ["chat"]
 
 
+@pytest.mark.logic
 async def test_copy_and_source_go_their_own_ways(catalog, session):
     copy = await catalog.fork_session("chat", "copy")
     await copy.add_items([raw.message("more")])
@@ -94,6 +95,7 @@ async def test_copy_and_source_go_their_own_ways(catalog, session):
     assert (await copy.get_items())[-1] == raw.message("more")
 
 
+@pytest.mark.logic
 async def test_metadata_of_the_copy(catalog, session):
     changed = {"title": "a copy", "forked_from": "chat", "tags": ["copied"]}
     copy = await catalog.fork_session("chat", "copy", metadata=changed)
@@ -112,6 +114,7 @@ async def test_everything_that_metadata_may_hold(catalog):
         assert repr(copied) == repr(await catalog.get_metadata(session_id))
 
 
+@pytest.mark.logic
 async def test_a_copy_has_no_runs_of_its_original(catalog):
     runs = dict.fromkeys(keys.RUN_KEYS, 3) | {"status": "completed", "tool_calls": [["t", 3, 1]]}
     own = {"title": "one", "title_auto": "one", "agent": "a", "purpose": "p", "owner_id": "u1"}
@@ -137,6 +140,7 @@ async def test_a_copy_has_no_runs_of_its_original(catalog):
     }
 
 
+@pytest.mark.logic
 async def test_an_empty_session(catalog):
     await catalog.create_session("chat")
     copy = await catalog.fork_session("chat")
@@ -159,6 +163,7 @@ async def test_the_new_id_is_taken(catalog, session):
     await only_the_source(catalog)
 
 
+@pytest.mark.logic
 async def test_the_source_is_missing(catalog, session):
     for missing in ("nobody", "chat ", "CHAT", "a\0", ""):
         for new_id in (None, "a", "zzz"):
@@ -168,6 +173,7 @@ async def test_the_source_is_missing(catalog, session):
     await only_the_source(catalog)
 
 
+@pytest.mark.logic
 async def test_what_cannot_be_stored(catalog, session):
     for new_id in ("", "x" * 256, "a\0", "\ud800"):
         with pytest.raises(ValueError, match="id"):
@@ -178,6 +184,7 @@ async def test_what_cannot_be_stored(catalog, session):
     await only_the_source(catalog)
 
 
+@pytest.mark.logic
 async def test_limits(catalog, session):
     limits = MetadataLimits(max_keys=len(METADATA) + 1, max_value_bytes=100)
     small = SessionCatalog(catalog.engine, metadata_limits=limits)
@@ -189,6 +196,7 @@ async def test_limits(catalog, session):
     assert (await copy.get_metadata())["title"] == "short"
 
 
+@pytest.mark.logic
 async def test_within_a_scope(mine, everyone):
     copy = await mine.fork_session("mine-0", "mine-copy", metadata={"title": "a copy"})
     assert (await copy.get_metadata())["owner_id"] == "mine"

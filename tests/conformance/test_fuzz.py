@@ -84,6 +84,7 @@ cursors = (
 )
 
 
+@pytest.mark.logic
 @examples(20, 2_000)
 @given(cursor=cursors, order_by=st.sampled_from(ORDERS), scope=st.sampled_from(SCOPES))
 async def test_what_is_no_cursor_is_refused(everything, cursor, order_by, scope):
@@ -95,6 +96,7 @@ async def test_what_is_no_cursor_is_refused(everything, cursor, order_by, scope)
 questions = st.tuples(st.sampled_from(ORDERS), st.sampled_from(SCOPES), st.sampled_from(FILTERS))
 
 
+@pytest.mark.logic
 @examples(10, 1_000)
 @given(
     of=questions,
@@ -132,6 +134,7 @@ positions = st.tuples(junk.texts, times, values).flatmap(
 )
 
 
+@pytest.mark.logic
 @examples(12, 1_250)
 @given(order_by=st.sampled_from(ORDERS), body=positions | junk.json, scope=st.sampled_from(SCOPES))
 async def test_a_cursor_made_by_hand_stays_in_its_scope(everything, order_by, body, scope):

@@ -77,6 +77,7 @@ async def test_pages_of_items(catalog, engine):
         assert await all_items(catalog, nobody) == ([], [0])
 
 
+@pytest.mark.logic
 async def test_what_a_page_refuses(catalog):
     await catalog.session("chat").add_items(TURN * 3)
     await catalog.session("chat2").add_items(TURN * 3)
@@ -271,6 +272,7 @@ async def test_one_order_everywhere(catalog, engine):
     assert [each.item for each in page.items] == TURN
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -294,6 +296,7 @@ async def test_arguments_of_a_rewind(catalog, arguments, error):
     assert len(await ids(catalog)) == 2
 
 
+@pytest.mark.logic
 async def test_a_pair_is_never_separated(catalog):
     session = catalog.session("chat")
     await session.add_items([raw.message("a"), CALL, OUTPUT, raw.message("b"), CALL])
@@ -312,6 +315,7 @@ async def test_a_pair_is_never_separated(catalog):
     assert await ids(catalog) == [first]
 
 
+@pytest.mark.logic
 async def test_rows_that_the_sdk_skips_go_with_their_neighbors(catalog, engine):
     session = catalog.session("chat")
     for data in (TURN[0], "junk", TURN[1], "junk", TURN[0], "junk"):
@@ -344,6 +348,7 @@ async def test_what_looks_like_an_encoding_is_no_item(catalog, engine):
     assert [each.item for each in await session.rewind(turns=1)] == [TURN[0]]
 
 
+@pytest.mark.logic
 async def test_encrypted_histories_are_left_alone(catalog):
     session = EncryptedSession("chat", catalog.session("chat"), "key")
     await session.add_items(TURN)
@@ -358,6 +363,7 @@ async def test_encrypted_histories_are_left_alone(catalog):
     assert await session.get_items() == TURN
 
 
+@pytest.mark.logic
 @examples(10)
 @given(items=HISTORIES)
 async def test_what_a_rewind_leaves_is_not_orphaned(engine, items):
@@ -381,6 +387,7 @@ async def test_what_a_rewind_leaves_is_not_orphaned(engine, items):
 # ---- forks ----
 
 
+@pytest.mark.logic
 async def test_forks_say_where_they_come_from(catalog):
     session = await catalog.create_session("chat", metadata={"title": "x", "tags": ["a"]})
     await session.add_items(TURN * 2)
@@ -475,6 +482,7 @@ def books(*steps):
     return agent("books", *steps)
 
 
+@pytest.mark.logic
 async def test_undo(catalog):
     session = catalog.session("chat")
     for question, answer in (("one", "1"), ("two", "2")):
@@ -485,6 +493,7 @@ async def test_undo(catalog):
     assert await session.get_items() == kept
 
 
+@pytest.mark.logic
 async def test_edit_a_message_and_ask_again(catalog):
     session = await catalog.create_session("chat", metadata={"title": "x"})
     for question in ("one", "two", "three"):
@@ -499,6 +508,7 @@ async def test_edit_a_message_and_ask_again(catalog):
     assert await session.get_metadata() == {"title": "x"}
 
 
+@pytest.mark.logic
 async def test_retry_after_a_failure(catalog):
     session = catalog.session("chat")
     await Runner.run(books("1"), "one", session=session)

@@ -54,6 +54,7 @@ async def test_beside_a_table_of_the_sdk_it_is_created_on_request(engine):
     assert await catalog.list_sessions({"owner_id": "u0"}) == before
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("key", ["owner_id", "$text2", "", "k" * 300])
 async def test_other_keys_need_no_index(catalog, key):
     with pytest.raises(ValueError, match="need no index"):
@@ -61,6 +62,7 @@ async def test_other_keys_need_no_index(catalog, key):
     assert await catalog.drop_index(key) is False
 
 
+@pytest.mark.logic
 async def test_indexes_are_not_of_a_scope(catalog):
     scoped = catalog.scoped({"owner_id": "u1"})
     calls = scoped.create_index("$updated_at"), scoped.drop_index("a"), scoped.list_indexes()
@@ -69,6 +71,7 @@ async def test_indexes_are_not_of_a_scope(catalog):
             await call
 
 
+@pytest.mark.logic
 async def test_an_empty_database_has_no_indexes(engine):
     catalog = SessionCatalog(engine)
     assert await catalog.list_indexes(count=True) == []

@@ -84,6 +84,7 @@ async def test_set_metadata_stores_and_removes_in_one_transaction(catalog, sessi
     assert await session.get_metadata() == {"owner_id": "u1"}
 
 
+@pytest.mark.logic
 async def test_removing_keys_alone_creates_no_session(catalog):
     await catalog.set_metadata("nobody", {}, remove=["a"])
     assert await catalog.get_session("nobody") is None
@@ -111,6 +112,7 @@ async def test_an_item_is_found_by_its_row_or_its_own_id(engine, ensure_ascii):
     assert await contents(catalog, "other") == ["of another session"]
 
 
+@pytest.mark.logic
 async def test_an_item_that_is_not_there(catalog):
     [row, *_] = await texts(catalog, "1")
     await catalog.create_session("other", items=[item("msg_1")])
@@ -130,6 +132,7 @@ async def test_an_item_that_is_not_there(catalog):
     assert await contents(catalog) == ["1"]
 
 
+@pytest.mark.logic
 async def test_items_outside_the_scope_do_not_exist(everyone, mine):
     [theirs] = await everyone.list_items("theirs-0")
     for call in (
@@ -233,6 +236,7 @@ async def test_unique_ids_refuses_an_item_whose_id_is_there(catalog, session):
     assert await catalog.add_items("chat", [item("msg_1")])
 
 
+@pytest.mark.logic
 async def test_history_changes_by_item_wait_for_no_run(catalog, session):
     runs = SessionRuns(catalog)
     deployer = Deployer()
@@ -323,6 +327,7 @@ async def test_a_page_around_an_item(catalog):
     assert shown == [["a", "b"], ["c", "d"], ["e", "f"]]
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("newest_first", [False, True])
 @pytest.mark.parametrize("limit", [1, 2, 3, 10])
 async def test_previous_cursors_walk_back_over_the_same_items(catalog, engine, newest_first, limit):
@@ -349,6 +354,7 @@ async def test_previous_cursors_walk_back_over_the_same_items(catalog, engine, n
             await catalog.list_items("other", cursor=back[0].previous_cursor, **order)
 
 
+@pytest.mark.logic
 async def test_a_page_has_one_place(catalog):
     rows = await texts(catalog, "a", "b")
     cursor = (await catalog.list_items("chat", limit=1)).next_cursor
@@ -363,6 +369,7 @@ async def test_a_page_has_one_place(catalog):
         await catalog.list_items("chat", around=rows[0], newest_first=True)
 
 
+@pytest.mark.logic
 async def test_a_page_around_an_item_keeps_max_bytes_and_has_the_item(catalog):
     rows = await texts(catalog, *(letter * 100 for letter in "abcdefg"))
     size = len(json.dumps(raw.message("a" * 100), separators=(",", ":")))
@@ -380,6 +387,7 @@ async def test_a_page_around_an_item_keeps_max_bytes_and_has_the_item(catalog):
 # ---- search ----
 
 
+@pytest.mark.logic
 async def test_a_hit_has_the_item_as_stored(catalog):
     stored = assistant_message("The tram 28").model_dump(exclude_unset=True)
     await catalog.create_session("chat", metadata={"title": "A tram"}, items=[stored])

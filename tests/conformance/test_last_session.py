@@ -69,6 +69,7 @@ async def last(catalog, agent):
     return info and info.session_id
 
 
+@pytest.mark.logic
 async def test_no_sessions(catalog):
     assert await catalog.last_session() is None
     assert await catalog.last_session({"agent": "@ai-engineer"}) is None
@@ -77,6 +78,7 @@ async def test_no_sessions(catalog):
     assert await last(catalog, "analyst") == "a"
 
 
+@pytest.mark.logic
 async def test_each_agent_has_its_own(catalog, engine):
     await talk(catalog, "@ai-engineer", "e1")
     await talk(catalog, "analyst", "a1")
@@ -94,6 +96,7 @@ async def test_each_agent_has_its_own(catalog, engine):
     assert await last(catalog, "@analyst") == "a1"
 
 
+@pytest.mark.logic
 async def test_the_answer(catalog):
     before = datetime.now(timezone.utc) - timedelta(minutes=2)
     await talk(catalog, "@ai-engineer", "e1", items=3)
@@ -154,6 +157,7 @@ async def test_other_conditions(catalog, mine, everyone):
     assert await last(mine, "@a") == "mine-0"
 
 
+@pytest.mark.logic
 async def test_only_a_plain_string_is_normalised(catalog):
     await talk(catalog, "a", "one")
     spelled = await catalog.create_session("spelled", metadata={"agent": "@a"})
@@ -166,6 +170,7 @@ async def test_only_a_plain_string_is_normalised(catalog):
     assert await catalog.count_sessions({"agent": "a"}) == 1
 
 
+@pytest.mark.logic
 async def test_deleted_since(catalog, engine):
     for session_id in ("one", "two", "three", "four"):
         await talk(catalog, "a", session_id)

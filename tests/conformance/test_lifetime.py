@@ -50,11 +50,13 @@ async def test_clearing_ends_the_session(session):
     assert await is_gone(session)
 
 
+@pytest.mark.logic
 async def test_clearing_through_a_wrapper(session):
     await EncryptedSession("chat", session, encryption_key="a key of the tests").clear_session()
     assert await is_gone(session)
 
 
+@pytest.mark.logic
 async def test_clearing_what_is_not_there(session, engine):
     for _ in range(2):
         await SQLAlchemyMetadataSession("nobody", engine=engine).clear_session()
@@ -111,6 +113,7 @@ async def test_deleting_keys_leaves_no_rows(session, engine):
     await SQLAlchemyMetadataSession("chat ", engine=engine, create_tables=True).set_metadata(NASTY)
 
 
+@pytest.mark.logic
 async def test_clearing_can_keep_the_session(session, engine):
     await raw.set_times(engine, "chat")
     created_at, _ = await raw.times(engine, "chat")
@@ -125,11 +128,13 @@ async def test_clearing_can_keep_the_session(session, engine):
     assert (await raw.times(engine, "chat"))[0] == created_at
 
 
+@pytest.mark.logic
 async def test_keeping_makes_no_row_of_nothing(session, engine):
     await SQLAlchemyMetadataSession("nobody", engine=engine, on_clear="keep").clear_session()
     assert await raw.count_rows(engine, "agent_sessions", "nobody") == 0
 
 
+@pytest.mark.logic
 async def test_popping_the_last_item_keeps_the_session(session):
     assert await session.pop_item() == raw.message("two")
     assert await session.pop_item() == raw.message("one")
@@ -145,6 +150,7 @@ async def test_metadata_survives_a_restart(session, database):
     assert await again.get_items() == [raw.message("one"), raw.message("two")]
 
 
+@pytest.mark.logic
 async def test_metadata_keeps_no_history_and_history_no_metadata(session, engine):
     await session.delete_metadata()
     assert await session.get_items() == [raw.message("one"), raw.message("two")]

@@ -95,6 +95,7 @@ async def test_a_run_that_costs_more_than_nine_million_ends_as_it_should(session
     assert (await session.get_metadata())[keys.RUNS] >= 3
 
 
+@pytest.mark.logic
 async def test_a_float_means_its_shortest_decimal(session, catalog):
     price = ModelPrice(0.15, 0.6, 0.075)
     assert price.cost(Usage(input_tokens=1_000_000, total_tokens=1)) == Decimal("0.15")

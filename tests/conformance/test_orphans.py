@@ -65,7 +65,10 @@ async def add_items(catalog: SessionCatalog, session_id: str) -> None:
 WRITERS = [create, set_metadata, edit, fork, import_one, add_items]
 
 
-@pytest.mark.parametrize("again", WRITERS)
+@pytest.mark.parametrize(
+    "again",
+    [create, *(pytest.param(each, marks=pytest.mark.logic) for each in WRITERS if each != create)],
+)
 async def test_a_new_session_has_nothing_of_an_earlier_one(database: Database, again):
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)

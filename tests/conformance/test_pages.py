@@ -69,6 +69,7 @@ async def test_pages_of_every_size_make_one_order(catalog, order_by):
         assert await walk(catalog, {"even": True}, order_by=order_by, limit=limit) == even
 
 
+@pytest.mark.logic
 async def test_defaults(catalog):
     page = await catalog.list_sessions()
     assert page.next_cursor is None
@@ -77,12 +78,14 @@ async def test_defaults(catalog):
     assert all(len(info.metadata) == 3 for info in page.sessions)
 
 
+@pytest.mark.logic
 async def test_a_full_last_page_does_not_promise_another(catalog):
     page = await catalog.list_sessions(limit=len(IDS))
     assert len(page.sessions) == len(IDS)
     assert page.next_cursor is None
 
 
+@pytest.mark.logic
 async def test_nothing_to_list(catalog):
     assert await catalog.list_sessions({"number": -1}) == SessionPage([], None)
     assert [info async for info in catalog.iter_sessions({"number": -1})] == []
@@ -121,6 +124,7 @@ async def test_between_items_a_walk_holds_nothing(catalog, engine):
     assert await catalog.count_sessions({"seen": True}) == len(IDS)
 
 
+@pytest.mark.logic
 async def test_limits_and_orders_that_do_not_exist(catalog):
     for limit in (0, -1, 1_001, 10_000):
         with pytest.raises(ValueError, match="limit"):
@@ -143,6 +147,7 @@ async def test_a_page_goes_on_where_its_last_session_was_deleted(catalog, order_
     assert page.sessions == whole[5:]
 
 
+@pytest.mark.logic
 async def test_a_cursor_can_be_used_again_and_with_another_limit(catalog):
     whole = await walk(catalog)
     first = await catalog.list_sessions(limit=3)
@@ -151,6 +156,7 @@ async def test_a_cursor_can_be_used_again_and_with_another_limit(catalog):
         assert page.sessions == whole[3 : 3 + limit]
 
 
+@pytest.mark.logic
 async def test_a_cursor_outlives_its_catalog(catalog, database):
     where = {"even": True, "number": {"$gte": 0}}
     whole = await walk(catalog, where)
@@ -160,6 +166,7 @@ async def test_a_cursor_outlives_its_catalog(catalog, database):
     assert page.sessions == whole[3:]
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("order_by", ORDERS)
 async def test_a_cursor_answers_its_own_question_only(catalog, order_by):
     where = {"even": True}
@@ -177,6 +184,7 @@ async def test_a_cursor_answers_its_own_question_only(catalog, order_by):
             await catalog.scoped(scope).list_sessions(where, order_by=order_by, cursor=cursor)
 
 
+@pytest.mark.logic
 async def test_a_cursor_of_the_same_question_with_its_keys_in_another_order(catalog):
     where = {"even": True, "$or": [{"number": 1}, {"number": {"$gte": 0}}]}
     first = await catalog.list_sessions(where, limit=2)
@@ -188,6 +196,7 @@ async def test_a_cursor_of_the_same_question_with_its_keys_in_another_order(cata
         await catalog.list_sessions(negated, cursor=first.next_cursor)
 
 
+@pytest.mark.logic
 async def test_a_cursor_of_another_scope(catalog):
     mine, yours = catalog.scoped({"even": True}), catalog.scoped({"even": False})
     cursor = (await mine.list_sessions(limit=2)).next_cursor
@@ -197,6 +206,7 @@ async def test_a_cursor_of_another_scope(catalog):
             await other.list_sessions(cursor=cursor)
 
 
+@pytest.mark.logic
 async def test_a_cursor_does_not_show_metadata(catalog):
     # It goes through browsers and logs.
     where = {"title": {"$in": [f"title {number}" for number in range(15)]}}
@@ -204,6 +214,7 @@ async def test_a_cursor_does_not_show_metadata(catalog):
     assert "title" not in cursor
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("order_by", ["-updated_at", "session_id"])
 async def test_damaged_cursors(catalog, order_by):
     where = {"even": True}
@@ -286,6 +297,7 @@ async def test_iteration_among_writers_sees_each_lasting_session_once(engine):
     assert lasting <= set(seen)
 
 
+@pytest.mark.logic
 async def test_pages_can_be_iterated_and_measured(engine):
     catalog = SessionCatalog(engine, create_tables=True)
     session = await catalog.create_session("chat")

@@ -90,6 +90,7 @@ async def test_a_filter_that_holds_for_a_missing_key_shows_no_row_of_a_deleted_s
     assert (await others.list_items("nobody")).items == []
 
 
+@pytest.mark.logic
 async def test_readable_can_be_restricted_further_and_never_widened(shared, catalog):
     both = shared.scoped({"owner_id": "anna"}).readable({"status": "waiting"})
     assert [each.session_id for each in await both.list_sessions()] == []
@@ -106,6 +107,7 @@ async def test_readable_can_be_restricted_further_and_never_widened(shared, cata
     assert [row.session_id for row in await own.usage(by=("session_id",))] == ["anna-tracked"]
 
 
+@pytest.mark.logic
 def test_readable_needs_a_filter_with_a_condition(catalog):
     for where in ({}, {"$and": [{}]}):
         with pytest.raises(ValueError, match="needs a filter with a condition"):
@@ -114,6 +116,7 @@ def test_readable_needs_a_filter_with_a_condition(catalog):
         catalog.readable({"owner_id": {"$is": 1}})
 
 
+@pytest.mark.logic
 def test_the_scope_of_a_readable_catalog_is_a_filter_as_json(catalog):
     moment = datetime(2026, 1, 2, tzinfo=timezone.utc)
     where = {"$created_at": {"$gte": moment}, "tags": {"$all": ["a"]}}
@@ -126,6 +129,7 @@ def test_the_scope_of_a_readable_catalog_is_a_filter_as_json(catalog):
     assert "read-only" in repr(catalog.readable(where))
 
 
+@pytest.mark.logic
 async def test_a_cursor_belongs_to_the_filter(shared, catalog):
     cursor = (await shared.list_sessions(limit=1)).next_cursor
     other = catalog.readable({"owner_id": "bruno"})
@@ -305,6 +309,7 @@ async def test_every_read_shows_what_is_shared(shared):
             assert set(found) != {found[0]}, method
 
 
+@pytest.mark.logic
 async def test_a_write_is_refused_before_its_missing_tables(engine):
     everyone = SessionCatalog(engine, create_tables=True)
     await everyone.create_session("chat", metadata={"owner_id": "anna"})
@@ -505,6 +510,7 @@ async def test_mcp_offers_no_writing_tools_and_shows_nothing_outside(engine):
     assert not rows_with({"": answers[1]}, "dora")
 
 
+@pytest.mark.logic
 async def test_a_scope_can_return_the_catalog_itself(engine):
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.create_session("chat", metadata={"owner_id": "anna"})
@@ -516,6 +522,7 @@ async def test_a_scope_can_return_the_catalog_itself(engine):
     assert await catalog.count_sessions() == 0
 
 
+@pytest.mark.logic
 async def test_streams_of_two_readable_catalogs_are_not_shared(engine):
     catalog = SessionCatalog(engine, create_tables=True)
     streams = Streams(10, 10)

@@ -158,6 +158,7 @@ async def test_the_zone_of_the_database_session(database):
     assert await ids(catalog) == ["new"]
 
 
+@pytest.mark.logic
 async def test_dry_run(catalog, engine):
     for number in range(5):
         await add(catalog, f"chat {number}", old=number != 3)
@@ -170,6 +171,7 @@ async def test_dry_run(catalog, engine):
     assert [await raw.count_rows(engine, table) for table in TABLES] == before
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize(("batch_size", "told"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
 async def test_batches_and_progress(catalog, batch_size, told):
     for number in range(6):
@@ -181,6 +183,7 @@ async def test_batches_and_progress(catalog, batch_size, told):
     assert await ids(catalog) == ["chat 3"]
 
 
+@pytest.mark.logic
 async def test_what_is_refused(catalog, engine):
     await add(catalog, "chat")
     await set_age(engine, "chat", 60)

@@ -122,6 +122,7 @@ async def start(runs: SessionRuns, shop: Shop, agent: Agent[Any], **options: Any
 # ---- turns ----
 
 
+@pytest.mark.logic
 async def test_a_run_is_runner_run(runs, shop) -> None:
     run = await runs.run("chat", shop.agent(["look c1"], "Done"), "Hi")
     assert (run.final_output, run.interruptions, run.repeated) == ("Done", (), False)
@@ -132,6 +133,7 @@ async def test_a_run_is_runner_run(runs, shop) -> None:
     assert (await runs.list()).runs == []
 
 
+@pytest.mark.logic
 async def test_the_result_has_the_agents_of_the_caller(runs, shop) -> None:
     second = shop.agent("Done", name="second")
     handing = [function_call("transfer_to_second", {}, call_id="h1")]
@@ -264,6 +266,7 @@ async def test_a_key_is_kept_for_a_time_and_with_its_session(catalog, shop) -> N
     assert (await runs.run("chat", shop.agent("Four"), "Hi", key="k2")).final_output == "Four"
 
 
+@pytest.mark.logic
 async def test_a_key_repeats_the_calls_of_a_pause(runs, shop) -> None:
     first = await runs.run("chat", shop.agent(["pay c1"]), "Hi", key="k")
     again = await runs.run("chat", shop.agent(), "Hi", key="k")
@@ -275,6 +278,7 @@ async def test_a_key_repeats_the_calls_of_a_pause(runs, shop) -> None:
     assert (done.final_output, done.repeated) == ("Done", True)
 
 
+@pytest.mark.logic
 async def test_who_waited_for_a_key_hears_of_its_failure(runs, shop) -> None:
     agent = shop.agent(["look c1"], ["fetch c2"])
     first = await start(runs, shop, agent, key="k")
@@ -322,6 +326,7 @@ async def test_an_interrupted_run_refuses_another_one(runs, shop) -> None:
     assert await runs.catalog.get_metadata("chat") == {"agent": "shop", "run": "running"}
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("durable", [True, False])
 async def test_an_interrupted_run_that_raises_when_it_is_resumed_has_failed(
     runs, shop, durable
@@ -332,6 +337,7 @@ async def test_an_interrupted_run_that_raises_when_it_is_resumed_has_failed(
     assert await statuses(runs) == ["failed"]
 
 
+@pytest.mark.logic
 async def test_another_run_finishes_an_interrupted_one_first(runs, shop) -> None:
     await interrupt(runs, shop, shop.agent(["look c1"]))
     agent = shop.agent("Old", "New")
@@ -341,6 +347,7 @@ async def test_another_run_finishes_an_interrupted_one_first(runs, shop) -> None
     assert await history(runs) == [*expected, "user", "message"]
 
 
+@pytest.mark.logic
 async def test_another_run_gives_an_interrupted_one_up(runs, shop) -> None:
     await interrupt(runs, shop, shop.agent(["look c0"], ["look c1"]))
     run = await runs.run("chat", shop.agent("New"), "Hello", interrupted="discard")
@@ -348,6 +355,7 @@ async def test_another_run_gives_an_interrupted_one_up(runs, shop) -> None:
     assert await history(runs) == ["user", "user", "message"]
 
 
+@pytest.mark.logic
 async def test_a_failed_run_goes_on_where_it_failed(runs, shop) -> None:
     agent = shop.agent(["look c1"], ["look c2", "fetch c3"])
     hooks = Recording()
@@ -373,6 +381,7 @@ async def test_a_failed_run_goes_on_where_it_failed(runs, shop) -> None:
     ]
 
 
+@pytest.mark.logic
 async def test_a_failed_run_that_fails_again_can_go_on(runs, shop) -> None:
     with pytest.raises(UserError):
         await runs.run("chat", shop.agent(["look c1"], ["fetch c2"]), "Hi")
@@ -384,6 +393,7 @@ async def test_a_failed_run_that_fails_again_can_go_on(runs, shop) -> None:
     assert shop.calls == ["look c1", *["fetch c2"] * 4]
 
 
+@pytest.mark.logic
 async def test_max_turns_counts_over_all_parts(runs, shop) -> None:
     agent = shop.agent(["look c1"], ["look c2"], "Never")
     with pytest.raises(MaxTurnsExceeded):
@@ -394,6 +404,7 @@ async def test_max_turns_counts_over_all_parts(runs, shop) -> None:
     assert shop.calls == ["look c1", "look c2"]
 
 
+@pytest.mark.logic
 async def test_another_run_replaces_a_failed_one(runs, shop) -> None:
     with pytest.raises(UserError):
         await runs.run("chat", shop.agent(["look c1", "fetch c2"]), "Hi")
@@ -402,6 +413,7 @@ async def test_another_run_replaces_a_failed_one(runs, shop) -> None:
     assert await statuses(runs) == []
 
 
+@pytest.mark.logic
 async def test_without_a_record_the_run_begins_again(runs, shop) -> None:
     await runs.run("chat", shop.agent("Before"), "First")
     task = await start(runs, shop, shop.agent(["look c1"], ["look c2"]), durable=False)
@@ -417,6 +429,7 @@ async def test_without_a_record_the_run_begins_again(runs, shop) -> None:
     ]
 
 
+@pytest.mark.logic
 async def test_resume_refuses_a_history_that_others_changed(runs, shop) -> None:
     await interrupt(runs, shop, shop.agent(["look c1"]))
     await runs.catalog.session("chat").add_items([raw.message("by others")])
@@ -428,6 +441,7 @@ async def test_resume_refuses_a_history_that_others_changed(runs, shop) -> None:
     assert len(await history(runs)) == 5
 
 
+@pytest.mark.logic
 async def test_resume_refuses_other_agents(runs, shop) -> None:
     with pytest.raises(UserError):
         await runs.run("chat", shop.agent(["look c1"], ["fetch c2"]), "Hi")
@@ -439,6 +453,7 @@ async def test_resume_refuses_other_agents(runs, shop) -> None:
     assert (await runs.resume("chat", shop.agent("Done"))).final_output == "Done"
 
 
+@pytest.mark.logic
 async def test_ids_of_calls_that_are_used_again(runs, shop) -> None:
     """An output that is recorded is not given back to a later call with the same id."""
     agent = shop.agent(["look c1"], "One")
@@ -477,6 +492,7 @@ async def test_a_run_waits_for_an_approval_and_goes_on_elsewhere(shared_database
     assert abs(decision.at - datetime.now(timezone.utc)) < timedelta(minutes=5)
 
 
+@pytest.mark.logic
 async def test_a_rejected_call_tells_the_model_why(runs, shop) -> None:
     await runs.run("chat", shop.agent(["pay c1"]), "Hi")
     await runs.decide("chat", "c1", approve=False, message="Not on Friday", by="greta")
@@ -486,6 +502,7 @@ async def test_a_rejected_call_tells_the_model_why(runs, shop) -> None:
     assert shop.calls == []
 
 
+@pytest.mark.logic
 async def test_undecided_calls_make_a_run_wait_again(runs, shop) -> None:
     await runs.run("chat", shop.agent(["pay c1", "pay c2"]), "Hi")
     await runs.decide("chat", "c1", approve=True)
@@ -496,6 +513,7 @@ async def test_undecided_calls_make_a_run_wait_again(runs, shop) -> None:
     assert shop.calls == ["pay c1", "pay c2"]
 
 
+@pytest.mark.logic
 async def test_a_later_decision_replaces_and_both_are_kept(runs, shop) -> None:
     await runs.run("chat", shop.agent(["pay c1"]), "Hi")
     await runs.decide("chat", "c1", approve=True, by="ana")
@@ -511,6 +529,7 @@ async def test_a_later_decision_replaces_and_both_are_kept(runs, shop) -> None:
     assert await runs.decisions() == []
 
 
+@pytest.mark.logic
 async def test_an_approved_run_that_fails_goes_on_from_its_pause(runs, shop) -> None:
     await runs.run("chat", shop.agent(["look c0"], ["pay c1"]), "Hi")
     await runs.decide("chat", "c1", approve=True)
@@ -523,6 +542,7 @@ async def test_an_approved_run_that_fails_goes_on_from_its_pause(runs, shop) -> 
     assert ids == [f"function_call_output c{number}" for number in range(4)]
 
 
+@pytest.mark.logic
 async def test_an_approval_inside_an_agent_that_is_a_tool(runs, shop) -> None:
     def outer(inner_steps: list[Any], steps: list[Any]) -> Agent[Any]:
         inner = shop.agent(*inner_steps, name="inner")
@@ -571,6 +591,7 @@ async def test_discard_keeps_items_but_calls_without_output(runs, shop) -> None:
     assert await statuses(runs) == []
 
 
+@pytest.mark.logic
 async def test_a_state_of_another_version_stays(runs, shop) -> None:
     await runs.run("chat", shop.agent(["pay c1"]), "Hi")
     [[state]] = await raw.execute(runs.catalog.engine, f"SELECT state FROM {RUNS_TABLE}")
@@ -584,6 +605,7 @@ async def test_a_state_of_another_version_stays(runs, shop) -> None:
     assert await statuses(runs) == ["waiting"]
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("durable", [True, False])
 async def test_a_run_that_waits_stays_if_the_agent_is_another(runs, shop, durable) -> None:
     await runs.run("chat", shop.agent(["pay c1"]), "Hi", durable=durable)
@@ -601,6 +623,7 @@ async def test_a_run_that_waits_stays_if_the_agent_is_another(runs, shop, durabl
     assert shop.calls == ["pay c1"]
 
 
+@pytest.mark.logic
 async def test_a_context_that_would_not_be_stored(runs, shop) -> None:
     class Settings:
         pass
@@ -675,6 +698,7 @@ async def test_a_scope(everyone, shop) -> None:
 # ---- streams ----
 
 
+@pytest.mark.logic
 async def test_a_stream(runs, shop) -> None:
     agent = shop.agent(["look c1"], "Done")
     async with runs.stream("chat", agent, "Hi", key="k") as run:
@@ -701,6 +725,7 @@ async def test_a_stream_whose_output_is_none(runs) -> None:
         assert await statuses(runs) == []
 
 
+@pytest.mark.logic
 async def test_a_stream_that_is_left_can_be_resumed(runs, shop) -> None:
     agent = shop.agent(["look c1"], ["look c2"], "Done")
     async with runs.stream("chat", agent, "Hi") as run:
@@ -716,6 +741,7 @@ async def test_a_stream_that_is_left_can_be_resumed(runs, shop) -> None:
     assert shop.calls.count("look c1") == 1
 
 
+@pytest.mark.logic
 async def test_a_stream_that_waits_and_one_that_fails(runs, shop) -> None:
     async with runs.stream("chat", shop.agent(["pay c1"]), "Hi") as run:
         async for _ in run.stream_events():
@@ -734,6 +760,7 @@ async def test_a_stream_that_waits_and_one_that_fails(runs, shop) -> None:
 # ---- encryption and wrapped sessions ----
 
 
+@pytest.mark.logic
 async def test_an_encrypted_session_requires_encrypt(catalog, shop) -> None:
     from agents.extensions.memory import EncryptedSession
 
@@ -805,6 +832,7 @@ async def test_a_session_that_replaces_the_history_in_the_middle(runs, shop) -> 
     assert found == ["user", "function_call c2", "function_call_output c2", "message"]
 
 
+@pytest.mark.logic
 async def test_a_wrong_argument(catalog, shop) -> None:
     with pytest.raises(TypeError, match="catalog must be a SessionCatalog"):
         SessionRuns(catalog.session("chat"))
@@ -819,6 +847,7 @@ async def test_a_wrong_argument(catalog, shop) -> None:
         await runs.run("", shop.agent("Done"), "Hi")
 
 
+@pytest.mark.logic
 async def test_direct_runs_take_no_turn(runs, shop) -> None:
     await runs.run("chat", shop.agent(["pay c1"]), "Hi")
     result = await Runner.run(shop.agent("Hm"), "Hello", session=runs.catalog.session("chat"))

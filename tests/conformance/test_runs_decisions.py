@@ -216,6 +216,7 @@ def asking(payer: Payer, *steps: Any, **arguments: Any) -> Agent[Any]:
     return Agent("payer", model=ScriptedModel(answers), tools=[payer.pay], **arguments)
 
 
+@pytest.mark.logic
 async def test_resume_adds_a_message_to_a_run_that_waits(catalog, runs, payer) -> None:
     agent = asking(payer, ["call-1"], "Done")
     await runs.run("chat", agent, "Pay")
@@ -228,6 +229,7 @@ async def test_resume_adds_a_message_to_a_run_that_waits(catalog, runs, payer) -
     assert items[3]["content"] == "And be quick"
 
 
+@pytest.mark.logic
 async def test_an_added_message_is_added_again_after_a_failure_and_stays_once(
     catalog, runs, payer
 ) -> None:
@@ -243,6 +245,7 @@ async def test_an_added_message_is_added_again_after_a_failure_and_stays_once(
     assert payer.paid == ["pay"]
 
 
+@pytest.mark.logic
 async def test_input_that_a_run_cannot_take_is_refused_before_anything_is_written(
     runs, payer
 ) -> None:
@@ -259,6 +262,7 @@ async def test_input_that_a_run_cannot_take_is_refused_before_anything_is_writte
         await runs.resume("chat", agent, input="Too late")
 
 
+@pytest.mark.logic
 async def test_added_input_is_stored_encrypted(catalog, payer) -> None:
     fernet = Fernet(Fernet.generate_key())
     runs = SessionRuns(catalog, encrypt=fernet.encrypt, decrypt=fernet.decrypt)

@@ -70,6 +70,7 @@ async def interrupt(runs: SessionRuns, till: Till, given: str, **options: Any) -
 # ---- the same key goes on ----
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_the_same_key_goes_on_after_a_model_that_raised(runs, till, streamed) -> None:
     await fail(runs, till, key="k")
@@ -108,6 +109,7 @@ async def test_the_same_key_goes_on_after_lost_connections(runs, till) -> None:
     assert len(till.charged) == 1
 
 
+@pytest.mark.logic
 async def test_the_same_key_goes_on_as_often_as_the_run_fails(runs, till) -> None:
     await fail(runs, till, key="k")
     for number in range(3):
@@ -119,6 +121,7 @@ async def test_the_same_key_goes_on_as_often_as_the_run_fails(runs, till) -> Non
     assert len(till.charged) == 1
 
 
+@pytest.mark.logic
 async def test_a_larger_max_turns_with_the_key_counts(runs, till) -> None:
     agent = till.agent(["charge"], ["other"], "Done")
     with pytest.raises(MaxTurnsExceeded):
@@ -130,6 +133,7 @@ async def test_a_larger_max_turns_with_the_key_counts(runs, till) -> None:
     assert (len(till.charged), len(till.others)) == (1, 1)
 
 
+@pytest.mark.logic
 async def test_a_failure_while_recorded_steps_are_given_back_changes_nothing(runs, till) -> None:
     await fail(runs, till, key="k")
     before = await runs.get("chat")
@@ -151,6 +155,7 @@ async def test_a_failure_while_recorded_steps_are_given_back_changes_nothing(run
     assert len(till.charged) == 1
 
 
+@pytest.mark.logic
 async def test_who_waited_for_a_key_that_failed_hears_its_error_and_can_repeat(runs, till) -> None:
     gate = asyncio.Event()
     till.on_charge = gate.wait
@@ -171,6 +176,7 @@ async def test_who_waited_for_a_key_that_failed_hears_its_error_and_can_repeat(r
 # ---- and does nothing once its run was given up ----
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("end", ["discard", "replace"])
 async def test_the_key_of_a_run_that_was_given_up_does_nothing(runs, till, end) -> None:
     await fail(runs, till, key="k")
@@ -186,6 +192,7 @@ async def test_the_key_of_a_run_that_was_given_up_does_nothing(runs, till, end) 
     assert (await runs.run("chat", till.agent("Done"), "Hi", key="k2")).final_output == "Done"
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("state", ["failed", "interrupted"])
 async def test_discard_begins_the_request_of_a_key_anew(runs, till, state) -> None:
     if state == "failed":
@@ -201,6 +208,7 @@ async def test_discard_begins_the_request_of_a_key_anew(runs, till, state) -> No
 # ---- a key belongs to its request ----
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("state", ["finished", "failed", "interrupted", "waiting"])
 @pytest.mark.parametrize("other", ["input", "agent"])
 async def test_a_key_with_another_request_is_refused(runs, till, state, other) -> None:
@@ -232,6 +240,7 @@ def approved_tool() -> Any:
     return pay
 
 
+@pytest.mark.logic
 async def test_a_key_with_the_same_items_is_the_same_request(runs, till) -> None:
     given = [{"role": "user", "content": "Refund order 7"}]
     agent = till.agent("Done", "Done")
@@ -311,6 +320,7 @@ async def test_old_answers_over_http_are_swept_by_a_write_of_any_session(catalog
 # ---- without a key ----
 
 
+@pytest.mark.logic
 async def test_a_second_resume_gets_the_outcome_of_the_first(runs, till) -> None:
     tools = [approved_tool()]
     run = await runs.run("chat", till.agent(["pay"], tools=tools), "Hi")
@@ -336,6 +346,7 @@ async def test_two_resumes_at_once_get_the_same_outcome(shared_database, till) -
     assert len(till.charged) == 1
 
 
+@pytest.mark.logic
 async def test_resume_without_a_run_raises(runs, till) -> None:
     await runs.catalog.create_session("chat")
     for session_id in ("chat", "nope"):
@@ -360,6 +371,7 @@ async def test_the_outcome_of_a_resumed_run_is_given_for_ten_minutes(runs, till)
     assert (await runs.run("chat", agent, "Hi", key="k")).repeated
 
 
+@pytest.mark.logic
 async def test_a_renamed_tool_leaves_the_run_as_it_was(runs, till) -> None:
     await fail(runs, till, key="k")
     renamed = till.agent(["charge"], "Done")

@@ -190,6 +190,7 @@ async def test_a_returned_tool_does_not_run_again_after_a_kill_whatever_works_be
     assert log.read_text().split() == ["c1"]
 
 
+@pytest.mark.logic
 async def test_a_guardrail_that_raises_does_not_make_a_tool_run_again(runs) -> None:
     charged: list[str] = []
     fail = once(RuntimeError("no moderation"))
@@ -213,6 +214,7 @@ async def test_a_guardrail_that_raises_does_not_make_a_tool_run_again(runs) -> N
     assert len(await ids_of_calls(runs)) == 1
 
 
+@pytest.mark.logic
 async def test_a_guardrail_that_refuses_an_output_hides_it_from_the_model(runs) -> None:
     @tool_output_guardrail
     async def guard(data: Any) -> ToolGuardrailFunctionOutput:
@@ -230,6 +232,7 @@ async def test_a_guardrail_that_refuses_an_output_hides_it_from_the_model(runs) 
     assert [item["output"] for item in items if "output" in item] == ["hidden"]
 
 
+@pytest.mark.logic
 async def test_a_hook_of_an_agent_that_raises_fails_the_run_at_once(runs, till) -> None:
     fail = once(RuntimeError("no audit log"))
 

@@ -50,6 +50,7 @@ class Server(MCPServer):
         raise NotImplementedError
 
 
+@pytest.mark.logic
 async def test_an_mcp_tool_is_not_called_again(catalog) -> None:
     shop, server, runs = Shop(), Server(), SessionRuns(catalog)
     agent = shop.agent(["remote c1"], ["fetch c2"], mcp_servers=[server])
@@ -63,6 +64,7 @@ async def test_an_mcp_tool_is_not_called_again(catalog) -> None:
     assert len(items) == 6
 
 
+@pytest.mark.logic
 async def test_a_custom_tool_is_not_called_again(catalog) -> None:
     shop, runs = Shop(), SessionRuns(catalog)
     called: list[str] = []
@@ -92,6 +94,7 @@ async def test_a_custom_tool_is_not_called_again(catalog) -> None:
     assert len(found) == 6
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize(
     "output",
     [
@@ -129,6 +132,7 @@ class Compacting(OpenAIResponsesCompactionSession):
             assert await self.underlying_session._atomic_replace_items([summary])
 
 
+@pytest.mark.logic
 async def test_compaction_inside_a_run(catalog) -> None:
     shop, runs = Shop(), SessionRuns(catalog)
     await runs.run("chat", shop.agent("Old"), "Before")

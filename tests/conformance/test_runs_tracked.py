@@ -127,6 +127,7 @@ async def test_an_answer_is_booked_once_if_the_run_is_cancelled_while_it_is_reco
     assert len(await ids_of_calls(runs)) == 2
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("failure", ["model", "tool"])
 async def test_each_answer_is_booked_once_however_often_a_run_fails(runs, till, failure) -> None:
     session = runs.catalog.session("chat")
@@ -209,6 +210,7 @@ async def test_a_killed_process_has_paid_for_what_it_used(shared_database) -> No
     assert await booked(catalog) == {"big": 3}
 
 
+@pytest.mark.logic
 async def test_a_run_without_a_tracker_books_nothing(runs, till) -> None:
     await runs.run("chat", till.agent(["charge"], "Done"), "Hi")
     assert await runs.catalog.usage() == []

@@ -280,6 +280,7 @@ async def leave(runs: SessionRuns, till: Till, how: str, ticks: int) -> None:
     assert task.cancelled()
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize(
     ("how", "ticks"),
     [
@@ -299,6 +300,7 @@ async def test_a_cancelled_run_is_interrupted_at_once_however_it_is_cancelled(
     assert len(set(till.charged)) == 1
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("how", ["stream twice", "run twice", "stream in a scope"])
 async def test_the_renewal_ends_with_the_task_of_the_run(catalog, till, how) -> None:
     runs = SessionRuns(catalog, lease=timedelta(seconds=0.6))

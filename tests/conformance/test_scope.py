@@ -453,6 +453,7 @@ def test_every_method_of_the_catalog_is_checked():
     assert methods - OF_NO_SESSION == set(CHECKS)
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("method", [name for name in CHECKS if name not in READING])
 async def test_within_a_scope(everyone, mine, method):
     await CHECKS[method](everyone, mine)
@@ -463,6 +464,7 @@ async def test_reading_within_a_scope(everyone, mine):
         await CHECKS[method](everyone, mine)
 
 
+@pytest.mark.logic
 async def test_scopes_that_cannot_be(everyone):
     for scope in ({}, {"owner_id": None}, {"owner_id": "mine", "a": None}):
         with pytest.raises(ValueError, match="scope"):
@@ -518,6 +520,7 @@ class OwnCatalog(SessionCatalog):
         return SessionRuns(self)
 
 
+@pytest.mark.logic
 async def test_a_scoped_subclass_keeps_its_attributes(engine):
     catalog = OwnCatalog(engine, tenant="t", create_tables=True)
     await catalog.create_session("theirs", metadata={"owner_id": "u2"})

@@ -69,6 +69,7 @@ async def test_a_session_outside_does_not_exist(mine):
             await write()
 
 
+@pytest.mark.logic
 async def test_the_catalog_of_a_scoped_session_is_scoped(mine):
     session = mine.session("mine-0")
     assert await session.catalog.count_sessions() == 2
@@ -108,6 +109,7 @@ async def test_what_a_scoped_session_makes_is_inside(mine, everyone, write):
     assert await everyone.count_sessions() == 4 + await mine.count_sessions({"$session_id": "new"})
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("session_id", ["", "x" * 256, "a\0b"])
 async def test_an_id_that_cannot_have_metadata_is_in_no_scope(mine, session_id):
     session = mine.session(session_id)
@@ -119,6 +121,7 @@ async def test_an_id_that_cannot_have_metadata_is_in_no_scope(mine, session_id):
     assert await mine.count_sessions() == 2
 
 
+@pytest.mark.logic
 async def test_nothing_is_made_in_a_scope_without_our_tables(database):
     engine = database.engine()
     await raw.create_sdk_tables(engine)
@@ -134,6 +137,7 @@ async def test_nothing_is_made_in_a_scope_without_our_tables(database):
     assert await raw.count_rows(engine, "agent_sessions") == 0
 
 
+@pytest.mark.logic
 async def test_a_limit_counts_items_in_a_scope(mine, everyone):
     session = mine.session("mine-0")
     await session.clear_session()
@@ -148,6 +152,7 @@ async def test_a_limit_counts_items_in_a_scope(mine, everyone):
     assert await session.get_items() == expected[-2:]
 
 
+@pytest.mark.logic
 async def test_compaction_stays_inside(mine, everyone):
     client = Client([raw.message("summary")])
     inside = OpenAIResponsesCompactionSession("mine-0", mine.session("mine-0"), client=client)
@@ -160,6 +165,7 @@ async def test_compaction_stays_inside(mine, everyone):
     assert "theirs" not in str(client.requests)
 
 
+@pytest.mark.logic
 async def test_an_agent_stays_inside(mine):
     client = Client([raw.message("summary")])
     for session in (
@@ -195,6 +201,7 @@ RECORD = {
 }
 
 
+@pytest.mark.logic
 async def test_a_history_without_a_session_belongs_to_no_scope(everyone, engine):
     mine = everyone.scoped({"owner_id": "mine"})
     await drop_triggers(engine)

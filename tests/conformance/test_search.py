@@ -388,12 +388,14 @@ async def test_a_session_is_found_once_by_its_newest_hit(catalog):
     assert "".join(hit.session_id for hit in hits) == "cccbbbbaaa"
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("query", ["", "  ", "-a", '-"a b"', "!!!", " ".join(map(str, range(33)))])
 async def test_queries_that_ask_for_nothing_are_refused(catalog, query):
     with pytest.raises(ValueError, match="search query"):
         await catalog.search(query)
 
 
+@pytest.mark.logic
 async def test_without_an_index_the_error_says_how_to_create_it(engine):
     catalog = SessionCatalog(engine, create_tables=True)
     for call in (catalog.search("a"), catalog.refresh_index("$text")):
@@ -548,6 +550,7 @@ async def test_other_databases_have_no_native_index(catalog):
         await catalog.create_index("$text", native=True)
 
 
+@pytest.mark.logic
 @pytest.mark.thorough
 async def test_what_has_no_text_is_written_all_the_same(catalog, engine):
     plain = SQLAlchemySession("x" * 255, engine=engine)

@@ -70,6 +70,7 @@ async def test_a_session_without_tables_names_what_creates_them(engine):
         assert caught.value.tables == ("agent_sessions", "agent_messages")
 
 
+@pytest.mark.logic
 async def test_it_is_the_sdk_class(session):
     assert isinstance(session, SQLAlchemySession)
     assert session.session_id == "chat-1"
@@ -98,17 +99,20 @@ async def test_from_url(database):
         await session.engine.dispose()
 
 
+@pytest.mark.logic
 async def test_an_option_nobody_knows_is_an_error(engine):
     with pytest.raises(TypeError):
         SQLAlchemyMetadataSession("chat", engine=engine, no_such_option=1)
 
 
+@pytest.mark.logic
 async def test_set_leaves_other_keys_alone(session):
     await session.set_metadata({"a": 1, "b": [1, 2]})
     await session.set_metadata({"b": [3], "c": None})
     assert await session.get_metadata() == {"a": 1, "b": [3], "c": None}
 
 
+@pytest.mark.logic
 async def test_an_empty_mapping_does_nothing(session, engine):
     await session.set_metadata({})
     await session.get_metadata()
@@ -123,6 +127,7 @@ async def test_set_creates_the_row_of_the_session(session, engine):
     assert await session.get_metadata() == {"a": 1}
 
 
+@pytest.mark.logic
 async def test_reading_makes_no_row(session, engine):
     assert await session.get_metadata() == {}
     assert await session.get_metadata(["a"]) == {"a": None}
@@ -132,6 +137,7 @@ async def test_reading_makes_no_row(session, engine):
     assert await raw.count_rows(engine, "agent_sessions") == 0
 
 
+@pytest.mark.logic
 async def test_keys_choose(session):
     await session.set_metadata({"a": 1, "b": 2, "c": 3})
     assert await session.get_metadata(["b", "a", "b"]) == {"a": 1, "b": 2}
@@ -144,6 +150,7 @@ async def test_keys_choose(session):
     assert await session.get_metadata() == {}
 
 
+@pytest.mark.logic
 async def test_a_bare_string_is_no_list_of_keys(session):
     await session.set_metadata({"a": 1, "b": 2})
     for bad in ("ab", ""):
@@ -174,6 +181,7 @@ async def test_edit(session):
     assert await session.get_metadata() == {"turns": 2}
 
 
+@pytest.mark.logic
 async def test_edit_sees_changes_inside_of_values(session):
     await session.set_metadata({"tags": ["a"], "deep": {"list": [1]}, "gone": 1, "kept": 1})
 
@@ -190,6 +198,7 @@ async def test_edit_sees_changes_inside_of_values(session):
     assert await session.find_sessions_by_metadata({"tags": {"$contains": "b"}}) == ["chat-1"]
 
 
+@pytest.mark.logic
 async def test_edit_can_change_the_type_alone(session):
     await session.set_metadata({"a": 1})
     await session.edit_metadata(lambda metadata: metadata.update(a=True))
@@ -198,18 +207,21 @@ async def test_edit_can_change_the_type_alone(session):
     assert type((await session.get_metadata())["a"]) is float
 
 
+@pytest.mark.logic
 async def test_edit_can_remove_everything(session):
     await session.set_metadata({"a": 1, "b": [1]})
     assert await session.edit_metadata(lambda metadata: metadata.clear()) == {}
     assert await session.get_metadata() == {}
 
 
+@pytest.mark.logic
 async def test_edit_without_a_change_makes_no_row(session, engine):
     assert await session.edit_metadata(lambda metadata: None) == {}
     assert await session.edit_metadata(lambda metadata: metadata.pop("a", None)) == {}
     assert await raw.count_rows(engine, "agent_sessions") == 0
 
 
+@pytest.mark.logic
 async def test_an_exception_in_a_change_writes_nothing_and_passes_through(session, engine):
     class OwnError(Exception):
         pass
@@ -230,6 +242,7 @@ async def test_an_exception_in_a_change_writes_nothing_and_passes_through(sessio
     assert await session.get_metadata() == {"a": 1}
 
 
+@pytest.mark.logic
 async def test_a_change_must_not_be_awaited(session):
     async def change(metadata):
         metadata["a"] = 1
@@ -248,6 +261,7 @@ async def test_a_change_must_not_be_awaited(session):
     assert await session.get_metadata() == {}
 
 
+@pytest.mark.logic
 async def test_edit_refuses_what_set_refuses(session):
     await session.set_metadata({"a": 1})
 
@@ -261,6 +275,7 @@ async def test_edit_refuses_what_set_refuses(session):
     assert await session.get_metadata() == {"a": 1}
 
 
+@pytest.mark.logic
 async def test_find_gives_the_most_recently_active_first(session, engine):
     for number in range(5):
         one = another(engine, f"chat-{number}")
@@ -314,6 +329,7 @@ async def test_metadata_is_no_activity(session, engine):
     assert updated_at > "2021"
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_run_of_an_agent(session, streamed):
     await session.set_metadata({"owner_id": "u1"})
@@ -359,6 +375,7 @@ def test_run_sync(tmp_path):
     asyncio.run(look())
 
 
+@pytest.mark.logic
 async def test_metadata_through_an_encrypted_session(session):
     encrypted = EncryptedSession("chat-1", session, encryption_key="a key of the tests")
     await encrypted.add_items([raw.message("secret")])
@@ -368,6 +385,7 @@ async def test_metadata_through_an_encrypted_session(session):
     assert "secret" not in str(await session.get_items())
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("ensure_ascii", [False, True])
 async def test_settings_of_the_sdk(engine, ensure_ascii):
     session = another(

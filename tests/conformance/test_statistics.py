@@ -159,6 +159,7 @@ async def check(catalog, where=None):
     return found
 
 
+@pytest.mark.logic
 async def test_no_sessions(catalog):
     nothing = await catalog.statistics()
     assert nothing == expected([])
@@ -167,6 +168,7 @@ async def test_no_sessions(catalog):
     assert await catalog.statistics() == expected([{"metadata": {}}])
 
 
+@pytest.mark.logic
 async def test_one_session(catalog):
     metadata = {
         "status": "completed",
@@ -336,6 +338,7 @@ async def test_more_sessions_than_one_read(catalog, monkeypatch):
         await check(catalog, where)
 
 
+@pytest.mark.logic
 async def test_a_filter_that_is_not_understood(catalog):
     with pytest.raises(InvalidFilterError):
         await catalog.statistics({"a": {"$nope": 1}})

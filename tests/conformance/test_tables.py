@@ -216,7 +216,13 @@ METADATA_CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", METADATA_CALLS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        each if each in {"get", "set"} else pytest.param(each, marks=pytest.mark.logic)
+        for each in METADATA_CALLS
+    ],
+)
 async def test_missing_tables_are_named(engine, call):
     await raw.create_sdk_tables(engine)
     session = SQLAlchemyMetadataSession("chat", engine=engine)
@@ -293,6 +299,7 @@ async def test_missing_tables_under_names_of_ones_own(engine):
     assert {"talks", "facts", "facts_elements"} <= set(caught.value.tables)
 
 
+@pytest.mark.logic
 async def test_two_tables_of_one_name(engine):
     for names in ({"metadata_table": "agent_sessions"}, {"messages_table": "agent_sessions"}):
         for make in (SQLAlchemyMetadataSession, SessionCatalog):
@@ -301,6 +308,7 @@ async def test_two_tables_of_one_name(engine):
                 make(*first, engine=engine, **names)
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("name", ["sessions_table", "messages_table", "metadata_table"])
 async def test_a_table_without_a_name(engine, name):
     with pytest.raises(ValueError, match="name of a table must not be empty"):

@@ -101,6 +101,7 @@ async def test_a_run(session, clock, tools, catalog):
     assert await catalog.count_sessions({"agents": {"$contains": "engineer"}}) == 1
 
 
+@pytest.mark.logic
 async def test_a_run_without_tools(session):
     async with SessionTracker(session) as hooks:
         await Runner.run(agent("engineer", "done"), "hello", session=session, hooks=hooks)
@@ -111,12 +112,14 @@ async def test_a_run_without_tools(session):
     assert keys.COST not in stored
 
 
+@pytest.mark.logic
 async def test_no_run(session):
     async with SessionTracker(session):
         pass
     assert await session.get_metadata() == {"owner_id": "u1"}
 
 
+@pytest.mark.logic
 async def test_a_streamed_run(session, clock, tools):
     engineer = agent("engineer", calls("look"), "done", tools=tools)
     async with SessionTracker(session, clock=clock) as hooks:
@@ -129,6 +132,7 @@ async def test_a_streamed_run(session, clock, tools):
     assert stored[keys.RUN_MS] == 250
 
 
+@pytest.mark.logic
 async def test_a_handoff(session, clock, tools):
     engineer = agent("engineer", calls("look", first=2), "done", tools=tools)
     triage = agent("triage", calls("transfer_to_engineer"), handoffs=[engineer])
@@ -141,6 +145,7 @@ async def test_a_handoff(session, clock, tools):
     assert stored[keys.TOOL_CALLS] == [["look", 1, 250]]
 
 
+@pytest.mark.logic
 async def test_parallel_tools(session):
     started = []
     all_started = asyncio.Event()
@@ -165,6 +170,7 @@ async def test_parallel_tools(session):
     assert stored[keys.TOOL_CALLS] == [["look", 3, sum(times)]]
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("hooked", [False, True])
 async def test_an_agent_as_a_tool(session, clock, tools, hooked):
     tracker = SessionTracker(session, clock=clock)
@@ -185,6 +191,7 @@ async def test_an_agent_as_a_tool(session, clock, tools, hooked):
     assert sorted(stored[keys.TOOL_CALLS]) == [["ask", 1, 250], *look]
 
 
+@pytest.mark.logic
 async def test_a_failing_model(session, clock, tools):
     failure = RuntimeError("the model is out")
     engineer = agent("engineer", calls("look"), failure, tools=tools)
@@ -199,6 +206,7 @@ async def test_a_failing_model(session, clock, tools):
     assert stored[keys.TOOL_CALLS] == [["look", 1, 250]]
 
 
+@pytest.mark.logic
 async def test_failures_count_in_the_resume_decision(session):
     await SessionLifecycle(session).start("engineer")
     await SessionLifecycle(session).enter("planning")
@@ -211,6 +219,7 @@ async def test_failures_count_in_the_resume_decision(session):
     assert (await SessionLifecycle(session).resume_decision()).reason == "too_many_errors"
 
 
+@pytest.mark.logic
 async def test_a_failure_in_a_stream(session):
     async def work() -> None:
         async with SessionTracker(session) as hooks:
@@ -224,6 +233,7 @@ async def test_a_failure_in_a_stream(session):
     assert (stored[keys.RUNS], stored[keys.ERROR_COUNT]) == (1, 1)
 
 
+@pytest.mark.logic
 async def test_a_tool_whose_failure_the_model_hears_of(session):
     @function_tool
     def look() -> str:
@@ -238,6 +248,7 @@ async def test_a_tool_whose_failure_the_model_hears_of(session):
     assert stored.get(keys.ERROR_COUNT, 0) == 0
 
 
+@pytest.mark.logic
 async def test_a_tool_whose_failure_ends_the_run(session, clock):
     look = waiting_tool(clock, "look", 0.25, ValueError("nothing to see"))
     engineer = agent("engineer", calls("look"), "done", tools=[look])
@@ -251,6 +262,7 @@ async def test_a_tool_whose_failure_ends_the_run(session, clock):
     assert stored[keys.TOOL_CALLS] == [["look", 1, 250]]
 
 
+@pytest.mark.logic
 async def test_a_cancelled_run(session):
     within = asyncio.Event()
 
@@ -275,6 +287,7 @@ async def test_a_cancelled_run(session):
     assert [call[:2] for call in details(stored)] == [("call-1", "wait")]
 
 
+@pytest.mark.logic
 async def test_hooks_of_the_application(session, clock, tools):
     async def run(tracked: bool) -> list:
         own = Recording()
@@ -297,6 +310,7 @@ async def test_hooks_of_the_application(session, clock, tools):
     assert (await session.get_metadata())[keys.REQUESTS] == 4
 
 
+@pytest.mark.logic
 async def test_a_hook_of_the_application_that_fails(session):
     class Refusing(Recording):
         async def on_llm_end(self, context, agent, response):
@@ -323,6 +337,7 @@ async def test_one_write_a_run(session, engine, tools):
     assert len(transactions) == 4, "the count sees no writes"
 
 
+@pytest.mark.logic
 async def test_through_encryption(session, catalog):
     encrypted = EncryptedSession("chat", session, encryption_key="a key of the tests")
     async with SessionTracker(encrypted) as hooks:
@@ -361,6 +376,7 @@ async def test_runs_that_overlap(session):
     )
 
 
+@pytest.mark.logic
 async def test_runs_that_overlap_within_one_tracker(session, engine, tools):
     # Some providers number the calls of each run from one.
     async def run(hooks: SessionTracker) -> None:
@@ -376,6 +392,7 @@ async def test_runs_that_overlap_within_one_tracker(session, engine, tools):
     assert [call[:2] for call in stored[keys.TOOL_CALLS]] == [["look", 10]]
 
 
+@pytest.mark.logic
 async def test_blocks_of_one_tracker_that_overlap(session, engine, tools):
     tracker, begun = SessionTracker(session), asyncio.Event()
 
@@ -401,6 +418,7 @@ async def test_blocks_of_one_tracker_that_overlap(session, engine, tools):
     assert [call[:2] for call in stored[keys.TOOL_CALLS]] == [["look", 3]]
 
 
+@pytest.mark.logic
 async def test_an_error_without_words(session):
     class WordlessError(Exception):
         def __str__(self) -> str:
@@ -425,6 +443,7 @@ async def test_runs_of_two_processes(shared_database, request):
     assert len(stored[keys.INVOCATIONS]) == 20
 
 
+@pytest.mark.logic
 async def test_sessions_are_found_by_the_tools_that_they_used(catalog, session):
     await session.set_metadata({"tools_used": ["imported", 7]})
     for number in range(60):

@@ -184,6 +184,7 @@ async def test_the_record(catalog):
     json.dumps(record, allow_nan=False)
 
 
+@pytest.mark.logic
 async def test_every_record_is_json(catalog):
     await fill(catalog)
     for record in await exported(catalog):
@@ -234,6 +235,7 @@ async def test_imported_times_sort_with_the_others(catalog, engine):
     assert await catalog.delete_sessions(inactive_for=timedelta(days=30)) == 3
 
 
+@pytest.mark.logic
 async def test_an_encrypted_history_stays_encrypted(catalog):
     session = catalog.session("chat")
     encrypted = EncryptedSession("chat", session, encryption_key="a key of the tests")
@@ -328,12 +330,14 @@ async def test_conflicts_that_come_and_go(shared_database, way):
     assert await catalog.get_metadata("a") == ({"of": "me"} if way == "replace" else {})
 
 
+@pytest.mark.logic
 async def test_an_unknown_way_with_conflicts(catalog):
     for wrong in ("ignore", "", None, "ERROR"):
         with pytest.raises(ValueError, match="on_conflict"):
             await catalog.import_sessions([], wrong)
 
 
+@pytest.mark.logic
 async def test_iterables_of_both_kinds(catalog):
     for number in range(4):
         await catalog.create_session(f"chat {number}", metadata={"n": number})

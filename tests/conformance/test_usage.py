@@ -186,6 +186,7 @@ async def test_a_limit_returns_the_groups_of_the_highest_cost(session, catalog):
     assert await catalog.usage(by=("owner_id",), owner_id="x", limit=1) == []
 
 
+@pytest.mark.logic
 async def test_each_row_knows_its_turn(session, catalog):
     """It has the newest item of the turn that was stored when the run ended."""
     usages = [Usage(requests=1, total_tokens=number) for number in (10, 20, 30)]
@@ -250,6 +251,7 @@ async def test_many_rows_are_deleted(session, catalog, engine):
     assert await catalog.usage() == []
 
 
+@pytest.mark.logic
 async def test_agents_as_tools(session, catalog):
     async def ask(**options) -> dict:
         inner = agent("inner", "found", usage=FULL)
@@ -279,6 +281,7 @@ async def test_agents_as_tools(session, catalog):
     assert [(row.agent, row.requests) for row in rows] == [("inner", 1), ("outer", 2)]
 
 
+@pytest.mark.logic
 async def test_agents_that_are_interrupted_inside_tools(session, catalog):
     runs = SessionRuns(catalog)
 
@@ -328,6 +331,7 @@ async def test_what_a_run_used_before_it_failed_is_counted_once(session, catalog
     assert (await session.get_metadata(["requests"])) == {"requests": 2}
 
 
+@pytest.mark.logic
 async def test_the_model_of_a_run_config(session, catalog):
     config = RunConfig(model_provider=Provider(), model="other")
     for model in ("other", None):
@@ -336,6 +340,7 @@ async def test_the_model_of_a_run_config(session, catalog):
     assert [row.model for row in await catalog.usage(by=("model",))] == ["big", "other"]
 
 
+@pytest.mark.logic
 async def test_a_run_that_fails(session, catalog):
     one = agent("a", calls("look"), RuntimeError("out"), tools=[function_tool(look)])
     with pytest.raises(RuntimeError, match="out"):
@@ -352,6 +357,7 @@ async def test_a_run_that_fails(session, catalog):
     ]
 
 
+@pytest.mark.logic
 async def test_a_wrapped_session_writes_to_the_ledger(session, catalog):
     encrypted = EncryptedSession("chat", session, encryption_key="a key of the tests")
     await run(encrypted)
@@ -399,6 +405,7 @@ async def test_a_missing_table(engine, session, caplog, monkeypatch):
     assert len(await bare.usage()) == 1
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -432,6 +439,7 @@ async def test_long_names_and_owners(catalog):
         assert len(await catalog.scoped({"tenant": 1}).usage(owner_id=owner)) == 0
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("odd", ["a\0b", "a\ud800b"])
 async def test_names_that_cannot_be_stored(session, catalog, odd):
     await run(session, model=odd, name=odd, prices={odd: PRICES["big"]})

@@ -241,6 +241,7 @@ class Mapped(dict):
     pass
 
 
+@pytest.mark.logic
 async def test_subclasses_come_back_as_the_plain_type(session):
     await session.set_metadata(
         {
@@ -265,6 +266,7 @@ async def test_subclasses_come_back_as_the_plain_type(session):
     assert await session.find_sessions_by_metadata({"level": {"$gte": Level.HIGH}}) == ["chat"]
 
 
+@pytest.mark.logic
 async def test_a_value_changed_by_the_caller_later_does_not_change_what_is_stored(session):
     tags = ["a"]
     await session.set_metadata({"tags": tags})
@@ -307,6 +309,7 @@ REJECTED = {
 }
 
 
+@pytest.mark.logic
 async def test_what_is_no_json_is_refused(session):
     await session.set_metadata({"old": 1})
     for kind, value in REJECTED.items():
@@ -320,6 +323,7 @@ async def test_what_is_no_json_is_refused(session):
     assert await session.get_metadata() == {"old": 1}
 
 
+@pytest.mark.logic
 async def test_the_refusal_names_the_place_inside_the_value(session):
     with pytest.raises(InvalidMetadataError) as caught:
         await session.set_metadata({"bad": {"list": [0, {"deep": float("nan")}]}})
@@ -328,6 +332,7 @@ async def test_the_refusal_names_the_place_inside_the_value(session):
     assert place.index("list") < place.index("1") < place.index("deep")
 
 
+@pytest.mark.logic
 async def test_bad_keys_are_refused(session):
     await session.set_metadata({"old": 1})
     for key in (

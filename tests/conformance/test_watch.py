@@ -130,6 +130,7 @@ async def test_values_that_are_not_json(catalog, engine):
     assert [(error.session_id, error.key) for error in errors] == [("a", "tags")]
 
 
+@pytest.mark.logic
 def test_arguments(catalog: SessionCatalog):
     for wrong in ({"limit": 0}, {"limit": 1001}, {"interval": 0}, {"interval": float("nan")}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -111,6 +111,7 @@ async def test_fifty_clients_see_what_another_process_writes(catalog, following,
         assert (kind, shown["id"]) == ("removed", "mine")
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("following", [2], indirect=True)
 async def test_one_scope_does_not_take_the_streams_of_the_others(following):
     streams, connect, _ = following
@@ -123,6 +124,7 @@ async def test_one_scope_does_not_take_the_streams_of_the_others(following):
     assert all(isinstance(each, Follower) for each in [*opened, await connect("u3")])
 
 
+@pytest.mark.logic
 async def test_streams_of_other_scopes_and_filters(catalog, following, monkeypatch):
     monkeypatch.setattr(events, "COMMENT_AFTER", 0.1)
     streams, connect, _ = following
