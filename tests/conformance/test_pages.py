@@ -29,16 +29,19 @@ IDS = [*"aAábßzZ_%é👍", "a\u0301", "a ", "\uffff", "\U00010000"]
 async def catalog(engine):
     """Fifteen sessions; times with ties, in an order that is not that of the ids."""
     catalog = SessionCatalog(engine, create_tables=True)
-    for number, session_id in enumerate(IDS):
-        metadata = {"number": number, "even": number % 2 == 0, "title": f"title {number}"}
-        await catalog.create_session(session_id, metadata=metadata)
-        await catalog.session(session_id).add_items([raw.message("a")] * (number % 3))
-        await raw.set_times(
-            engine,
-            session_id,
-            created_at=f"2020-01-01 00:00:{(number * 7) % 5:02}",
-            updated_at=f"2020-02-01 00:00:{(number * 4) % 3:02}",
-        )
+    exported = [
+        {
+            "format": 1,
+            "session_id": session_id,
+            "created_at": f"2020-01-01T00:00:{(number * 7) % 5:02}Z",
+            "updated_at": f"2020-02-01T00:00:{(number * 4) % 3:02}Z",
+            "metadata": {"number": number, "even": number % 2 == 0, "title": f"title {number}"},
+            "items": [{"item": raw.message("a"), "created_at": "2020-02-01T00:00:00Z"}]
+            * (number % 3),
+        }
+        for number, session_id in enumerate(IDS)
+    ]
+    await catalog.import_sessions(exported)
     return catalog
 
 
