@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conformance import raw
-from processes import ProcessError, run_processes
+from processes import ProcessError, run_processes, run_program
 from servers import SHARED_DATABASES, Database, Servers, empty_database, missing, program
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import DBAPIError
@@ -70,18 +70,16 @@ def collected(directory: Path, tests: str, scale: str = "full", databases: str =
     module, here = directory / "test_marked.py", Path(__file__).parent
     module.write_text(f"import pytest\n{tests}", encoding="utf-8")
     options = ["-c", here.parent / "pyproject.toml", "--rootdir", directory, "-p", "conftest"]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", *options, module],
-        check=False,
-        capture_output=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(here),
-            "TEST_SCALE": scale,
-            "TEST_DATABASES": databases,
-        },
-        text=True,
+    # The process that is forked has imported what pytest would rewrite.
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    arguments = ["-q", "--collect-only", *map(str, options), str(module)]
+    program = directory / "collect.py"
+    program.write_text(
+        "import sys, warnings, pytest\nwarnings.resetwarnings()\n"
+        f"sys.path.insert(0, {str(here)!r})\nsys.exit(pytest.main({arguments}))\n"
     )
+    environment = {**os.environ, "TEST_SCALE": scale, "TEST_DATABASES": databases}
+    result = run_program(program, directory=directory, environment=environment)
     return result.stdout + result.stderr
 
 
