@@ -94,8 +94,15 @@ STORED: dict[str, list[dict[str, Any]]] = {
 }
 
 
+# One for each part that made pages slow or long: highlighting, Markdown, images, escaping, trees.
+OFTEN = [
+    *["control characters", "every language, short", "a wide table", "brackets", "nested images"],
+    *["references", "60 images in Markdown", "parts", "large arguments", "keys"],
+]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", scale(OFTEN, [*STORED]))
 async def test_a_page_of_a_session_takes_a_second_and_2_mib_at_most(engine, name) -> None:
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.session("a").add_items(STORED[name])
