@@ -1088,6 +1088,7 @@ async def test_statistics(cli, catalog):
     assert "no session matches" in (await cli("statistics", "--owner", "nobody")).stderr
 
 
+@pytest.mark.logic
 @pytest.mark.parametrize("form", [[], ["--jsonl"]])
 async def test_watch_prints_changes_until_it_is_interrupted(catalog, shared_database, form):
     await catalog.create_session("old")

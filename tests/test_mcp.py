@@ -143,6 +143,7 @@ def ids(answer):
     return sorted(session["session"] for session in answer["sessions"])
 
 
+@pytest.mark.logic
 async def test_an_orchestra(catalog, shared_database):
     async with connected_by_pipes(shared_database.url, "--allow-write") as tools:
         assert await tools("set_metadata", session="gt-alpha-Toast", key="n", value=1) == {

@@ -390,6 +390,7 @@ async def _two(engine: Any) -> tuple[SessionCatalog, SessionCatalog]:
     return catalogs[0], catalogs[1]
 
 
+@pytest.mark.logic
 async def test_calls_on_a_readable_catalog_depend_on_nothing_outside(shared_database):
     engine = shared_database.engine()
     alone, both = await _two(engine)
