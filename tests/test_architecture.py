@@ -71,7 +71,7 @@ ONLY_IN = {
     "jinja2": {"web"},
     "markdown_it": {"web"},
     "pygments": {"web"},
-    "uvicorn": {"web"},
+    "uvicorn": {"cli"},
     "chatkit": {"chatkit"},
     "pytest": {"testing"},
     "pydantic": {"replay", "transfer", "threads", "runs", "mcp", "http", "chatkit"},
