@@ -101,6 +101,7 @@ async def test_a_chat_in_two_tabs(context, shared_database, tmp_path) -> None:
         await say(tab, "Where is order 7?")
         await tab.wait_for_selector(".error")
         await expect(tab.locator("#messages .user")).to_have_count(1)
+        await expect(tab.locator("#text")).to_have_value("Where is order 7?")
         # A message that stops the answer.
         await say(tab, "Where is order 7?", "stop")
         for each in (page, tab):
@@ -166,6 +167,9 @@ async def test_an_answer_goes_on_after_its_server_was_killed(context, tmp_path) 
         await page.wait_for_selector("#written >> text=Sentence 3")
         server.send_signal(signal.SIGKILL)
         await asyncio.to_thread(server.wait)
+        await say(page, "Hello")
+        await page.wait_for_selector(".error")
+        await expect(page.locator("#text")).to_have_value("Hello")
     with started(url, port, tmp_path, CHAT_PAUSE="0.02"):
         # The page connects again by itself, and the run goes on when its lease has ended.
         finished = page.locator("#messages p.assistant:not(#written)")

@@ -7,13 +7,15 @@ let items = [];     // its items, as the server shows them
 let text = "";      // the answer in progress
 let run = null;     // the newest status of its run
 let problem = "";
+let sent = "";      // the newest message of this tab
 let changes = 0;    // how often `run` was set
 
 async function api(path, method = "GET", body = undefined) {
   const headers = { "content-type": "application/json" };
-  const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
-  const found = await answer.json();
-  if (!answer.ok) throw new Error(found.detail || found.error.message);
+  const lost = () => { throw new Error("The server does not answer. Try again."); };
+  const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body) }).catch(lost);
+  const found = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(found.detail || found.error?.message || `The server answers ${answer.status}.`);
   return found;
 }
 
@@ -23,14 +25,13 @@ const ofChat = (path) => `/v1/conversations/${encodeURIComponent(chat)}${path}`;
 
 async function open(id) {
   if (stream) stream.close();
-  [chat, stream, items, text, run, problem] = [id, null, [], "", null, ""];
+  [chat, stream, items, text, run, problem, sent] = [id, null, [], "", null, "", ""];
   location.hash = id;
   const page = await api(ofChat("/items?limit=50"));
   if (chat !== id) return;
   items = page.data.reverse();
   follow(page.first_id);
   show();
-  await showChats();
 }
 
 // `after` stays the same when the browser connects again: what the server sends replaces the rest.
@@ -40,6 +41,7 @@ function follow(after) {
   for (const [kind, handle] of Object.entries(handlers)) {
     stream.addEventListener(kind, (event) => { handle(JSON.parse(event.data)); show(); });
   }
+  stream.onerror = () => { problem = "The connection to the server is lost."; show(); };
 }
 
 const deltaOf = (event) => event.type === "response.output_text.delta" ? event.delta : "";
@@ -52,7 +54,9 @@ const handlers = {
     const kept = items.findIndex((item) => item.id && item.id === event.after);
     items = [...items.slice(0, kept + 1), ...event.items];
     text = event.events.map(deltaOf).join("");
+    problem = "";
     loadRun();
+    showChats();
   },
   "response.created"() {
     text = "";
@@ -61,6 +65,7 @@ const handlers = {
   "response.output_text.delta"(event) { text += deltaOf(event); },
   item(event) {
     if (event.item.role === "assistant") text = "";
+    if (event.item.role === "user") showChats();
     items.push(event.item);
     if (!run) setRun({ status: "running" });
   },
@@ -68,6 +73,7 @@ const handlers = {
     setRun(event);
     text = "";
     problem = event.status === "failed" ? FAILURES[event.error?.type] || "The answer failed. Send the message again." : "";
+    if (problem) $("text").value ||= sent;
     showChats();
   },
 };
@@ -120,12 +126,24 @@ async function tried(promise) {
   show();
 }
 
-$("form").onsubmit = async (event) => {
+const newChat = async () => open((await api("/v1/conversations", "POST", {})).id);
+
+async function send(message) {
+  try {
+    if (!chat) await newChat();
+    sent = message.text;
+    await api(`/chats/${encodeURIComponent(chat)}/messages`, "POST", message);
+  } catch (error) {
+    $("text").value ||= message.text;
+    throw error;
+  }
+}
+
+$("form").onsubmit = (event) => {
   event.preventDefault();
-  if (!chat) await open((await api("/v1/conversations", "POST", {})).id);
   const message = { text: $("text").value, key: crypto.randomUUID(), if_busy: $("busy").value };
   $("text").value = "";
-  await tried(api(`/chats/${encodeURIComponent(chat)}/messages`, "POST", message));
+  tried(send(message));
 };
 $("stop").onclick = () => tried(api(ofChat("/run/cancel"), "POST", {}));
 
@@ -146,12 +164,14 @@ async function showChats() {
 }
 
 $("search").oninput = showChats;
-$("new").onclick = async () => open((await api("/v1/conversations", "POST", {})).id);
+$("new").onclick = () => tried(newChat());
 $("login").onsubmit = async (event) => {
   event.preventDefault();
+  localStorage.user = $("user").value;
   await api("/login", "POST", { user: $("user").value });
   location.hash = "";
   location.reload();
 };
 
+$("user").value = localStorage.user || "ana";
 showChats().then(() => location.hash && open(location.hash.slice(1))).catch((error) => tried(Promise.reject(error)));
