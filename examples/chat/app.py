@@ -62,7 +62,7 @@ def signature(user: str) -> str:
 def user_of(request: Request) -> str:
     user, _, given = request.cookies.get("login", "").rpartition(".")
     if not user or not hmac.compare_digest(given.encode(), signature(user).encode()):
-        raise HTTPException(401, "log in first")
+        raise HTTPException(401, "Log in first.")
     return user
 
 
@@ -150,7 +150,7 @@ async def send(
 
 @app.exception_handler(SessionNotFoundError)
 async def not_found(_request: Request, _error: SessionNotFoundError) -> JSONResponse:
-    return JSONResponse({"detail": "no such chat"}, 404)
+    return JSONResponse({"detail": "No such chat."}, 404)
 
 
 # The texts of the errors are for developers.
