@@ -453,7 +453,6 @@ def test_every_method_of_the_catalog_is_checked():
     assert methods - OF_NO_SESSION == set(CHECKS)
 
 
-@pytest.mark.logic
 @pytest.mark.parametrize("method", [name for name in CHECKS if name not in READING])
 async def test_within_a_scope(everyone, mine, method):
     await CHECKS[method](everyone, mine)

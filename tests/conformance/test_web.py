@@ -422,7 +422,7 @@ async def test_searching(engine) -> None:
     async with client(catalog) as browser:
         without = await browser.get("/", params={"q": "tram"})
         assert without.status_code == 400
-        assert "There is no text index; an operator can create it." in without.text
+        assert "The text index does not exist; an operator can create it." in without.text
         assert 'value="tram"' in without.text
         await catalog.create_index("$text")
         page = await browser.get("/", params={"q": "tram"})
