@@ -160,8 +160,11 @@ async def test_of_several_processes_one_goes_on_with_a_run(catalog, runs) -> Non
         await hang(runs, f"chat-{number}")
         await die(catalog, f"chat-{number}")
     others = [SessionRuns(catalog) for _ in range(3)]
-    found = await asyncio.gather(*(o.recover(lambda _: speaking(["one end"])) for o in others))
-    assert sum(found) == 5
+    found = 0
+    for _ in range(3):  # A run that others look at in the same moment is left to the next round.
+        each = (other.recover(lambda _: speaking(["one end"])) for other in others)
+        found += sum(await asyncio.gather(*each))
+    assert found == 5
     for other in others:
         await other.aclose()
     for number in range(5):
