@@ -85,25 +85,39 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def server_process(
-    directory: Path, app: str, environment: Mapping[str, str], *, log: Path
+async def killed_process(
+    directory: Path,
+    app: str,
+    environment: Mapping[str, str],
+    *,
+    log: Path,
+    port: int | None = None,
 ) -> AsyncIterator[Served]:
-    """Serves an application of a directory by uvicorn until the end of the block.
-
-    An exception that reached the server fails the block.
-    """
-    port = free_port()
+    """Serves an application of a directory by uvicorn, and kills it at the end of the block."""
+    port = port or free_port()
     served = Served(_started(directory, app, environment, port, log), port, log)
     try:
         await asyncio.to_thread(_wait, served, port)
         yield served
     finally:
-        served.process.terminate()
+        served.process.kill()
+        served.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def server_process(
+    directory: Path, app: str, environment: Mapping[str, str], *, log: Path
+) -> AsyncIterator[Served]:
+    """Serves an application until the end of the block, and lets it end by itself.
+
+    An exception that reached the server fails the block.
+    """
+    async with killed_process(directory, app, environment, log=log) as served:
         try:
-            await asyncio.to_thread(served.process.wait, 20)
+            yield served
         finally:
-            served.process.kill()
-            served.process.wait()
+            served.process.terminate()
+            await asyncio.to_thread(served.process.wait, 20)
     assert "Exception in ASGI application" not in served.log, served.log
     assert "Task was destroyed" not in served.log, served.log
 

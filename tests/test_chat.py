@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 from demonstration import CHROMIUM
 from documentation import DOCS, ROOT, blocks
 from playwright.async_api import BrowserContext, Page, async_playwright, expect
+from served_processes import Served, killed_process
 from servers import free_port
 from test_tutorial import definitions
 
@@ -31,26 +26,12 @@ def test_the_page_shows_the_whole_program() -> None:
     assert {name: shown.get(name) for name in program} == program
 
 
-@contextmanager
 def started(
     url: str, port: int, directory: Path, **given: str
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> AbstractAsyncContextManager[Served]:
     """The server in a process of its own, which can be killed."""
-    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(CHAT), "--port", str(port)]
-    command += ["--timeout-graceful-shutdown", "1", "app:app"]
-    environment = {**os.environ, "AGENT_SESSIONS_URL": url, **given}
-    with subprocess.Popen(command, env=environment, cwd=directory) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while process.poll() is None and time.monotonic() < deadline:
-                try:
-                    socket.create_connection(("127.0.0.1", port)).close()
-                    break
-                except OSError:
-                    time.sleep(0.1)
-            yield process
-        finally:
-            process.kill()
+    environment = {"AGENT_SESSIONS_URL": url, **given}
+    return killed_process(CHAT, "app:app", environment, log=directory / "server.log", port=port)
 
 
 @pytest.fixture
@@ -85,7 +66,7 @@ async def second_tab(page: Page) -> Page:
 @pytest.mark.thorough
 async def test_a_chat_in_two_tabs(context, shared_database, tmp_path) -> None:
     port = free_port()
-    with started(shared_database.url, port, tmp_path, CHAT_OPERATORS="olga,omar"):
+    async with started(shared_database.url, port, tmp_path, CHAT_OPERATORS="olga,omar"):
         page = await logged_in(context, f"http://127.0.0.1:{port}")
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -161,16 +142,16 @@ async def test_a_chat_in_two_tabs(context, shared_database, tmp_path) -> None:
 @pytest.mark.thorough
 async def test_an_answer_goes_on_after_its_server_was_killed(context, tmp_path) -> None:
     url, port = f"sqlite:///{tmp_path}/chat.db", free_port()
-    with started(url, port, tmp_path) as server:
+    async with started(url, port, tmp_path) as server:
         page = await logged_in(context, f"http://127.0.0.1:{port}")
         await say(page, "Tell me a story")
         await page.wait_for_selector("#written >> text=Sentence 3")
-        server.send_signal(signal.SIGKILL)
-        await asyncio.to_thread(server.wait)
+        server.process.kill()
+        await asyncio.to_thread(server.process.wait)
         await say(page, "Hello")
         await page.wait_for_selector(".error")
         await expect(page.locator("#text")).to_have_value("Hello")
-    with started(url, port, tmp_path, CHAT_PAUSE="0.02"):
+    async with started(url, port, tmp_path, CHAT_PAUSE="0.02"):
         # The page connects again by itself, and the run goes on when its lease has ended.
         finished = page.locator("#messages p.assistant:not(#written)")
         await expect(finished).to_have_text(STORY, timeout=60_000)

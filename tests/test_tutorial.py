@@ -5,21 +5,16 @@ from __future__ import annotations
 import ast
 import asyncio
 import importlib.util
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx2
 import pytest
 from conversations.serving import served
 from documentation import DOCS, ROOT, blocks
+from served_processes import Served, killed_process
+from servers import free_port
 
 CHAT = ROOT / "examples" / "tutorial"
 
@@ -121,41 +116,26 @@ async def test_the_budget_of_a_day(page, monkeypatch) -> None:
     assert await ana.send("POST", f"{chat}/messages", text="Again", key="r2") == 429
 
 
-@contextmanager
-def started(url: str, port: int, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server in a process of its own, which can be killed."""
-    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(CHAT), "--port", str(port)]
-    environment = {**os.environ, "AGENT_SESSIONS_URL": url}
-    with subprocess.Popen([*command, "app:app"], env=environment, cwd=directory) as process:
-        try:
-            while process.poll() is None:
-                try:
-                    socket.create_connection(("127.0.0.1", port)).close()
-                    break
-                except OSError:
-                    time.sleep(0.1)
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.thorough
 async def test_an_answer_survives_the_server(tmp_path) -> None:
-    url = f"sqlite:///{tmp_path}/chat.db"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    environment = {"AGENT_SESSIONS_URL": f"sqlite:///{tmp_path}/chat.db"}
+    port = free_port()
+
+    def started() -> AbstractAsyncContextManager[Served]:
+        log = tmp_path / "server.log"
+        return killed_process(CHAT, "app:app", environment, log=log, port=port)
+
     async with httpx2.AsyncClient(timeout=60) as client:
         ana = Browser(client, f"http://127.0.0.1:{port}", "ana")
-        with started(url, port, tmp_path) as server:
+        async with started() as server:
             chat = f"/chats/{(await ana.send('POST', '/chats'))['id']}"
             message = {"text": "Think slowly: when?", "key": "r1"}
             first = asyncio.create_task(ana.send("POST", f"{chat}/messages", **message))
             await asyncio.sleep(1)
-            server.send_signal(signal.SIGKILL)
+            server.process.kill()
             with pytest.raises(httpx2.TransportError):
                 await first
-        with started(url, port, tmp_path):
+        async with started():
             sent = await ana.send("POST", f"{chat}/messages", **message)
             assert sent["answer"] == "Your order arrives on Friday."
             roles = [each["role"] for each in (await ana.send("GET", chat))["messages"]]
