@@ -223,12 +223,11 @@ async def read_usage(
     statement = select(*grouped, *_totals(usage)).where(*conditions).group_by(*grouped)
     exact = select(*columns, usage.c.exact_cost).where(*conditions, usage.c.exact_cost.is_not(None))
 
-    greatest = select(*columns).where(*conditions).group_by(*columns).limit(limit)
-    greatest = greatest.order_by(_total_cost(usage).desc(), *columns)
-
     def read(connection: Connection) -> list[UsageRow]:
         chosen = []
         if limit is not None and columns:
+            greatest = select(*columns).where(*conditions).group_by(*columns).limit(limit)
+            greatest = greatest.order_by(_total_cost(usage).desc(), *columns)
             groups = connection.execute(*_within(store, greatest, usage)).all()
             chosen.append(or_(false(), *(_is_group(columns, each) for each in groups)))
         rows = connection.execute(*_within(store, statement.where(*chosen), usage)).all()
