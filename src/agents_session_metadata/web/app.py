@@ -153,13 +153,14 @@ class _BrowserApp(HTTPApp):
             response = await self._answer(request, call)
         except Exception as error:  # noqa: BLE001  # shown without its message
             refused = _refusal(error)
-            phrase = HTTPStatus(refused.status_code).phrase
-            response = call.render(
-                "error.html", refused.status_code, refused=refused, phrase=phrase
-            )
-            response.headers.update(refused.headers or {})  # such as those of a login
             if refused.status_code == 401 and self.options.login:
                 response = RedirectResponse(self.options.login, 303)
+            else:
+                phrase = HTTPStatus(refused.status_code).phrase
+                response = call.render(
+                    "error.html", refused.status_code, refused=refused, phrase=phrase
+                )
+                response.headers.update(refused.headers or {})  # such as those of a login
         response.headers.update(HEADERS)
         if call.uses_token:
             call.keep_token(response)
