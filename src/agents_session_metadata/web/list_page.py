@@ -212,6 +212,12 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
+def search_problem(error: Exception) -> str:
+    """Returns why a search is refused, without advice for programs."""
+    problem, can_create, _ = str(error).partition("; create ")
+    return sentence(f"{problem}; an operator can create it" if can_create else problem)
+
+
 def parse_filter(text: str) -> list[JSONObject]:
     """Parse a filter that a person typed: JSON, or `key=value` and `key:element`.
 
@@ -414,8 +420,7 @@ async def sessions(call: PageCall) -> Response:
         except InvalidCursorError:
             raise
         except (TablesMissingError, ValueError) as error:
-            problem, can_create, _ = str(error).partition("; create ")
-            problem = sentence(f"{problem}; an operator can create it" if can_create else problem)
+            problem = search_problem(error)
             return call.render(
                 "sessions.html", 400, view=view, orders=ORDERS, problem=problem, suggestions=()
             )

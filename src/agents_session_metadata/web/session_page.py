@@ -34,7 +34,7 @@ from agents_session_metadata.values import id_problem
 
 from .call import PageCall
 from .formats import as_json, content_of, lines, seconds, shown
-from .list_page import ignore, read_infos, sentence
+from .list_page import ignore, read_infos, search_problem, sentence
 from .markdown import find_image
 
 _CALLS = ("_call", "mcp_approval_request")
@@ -126,7 +126,7 @@ async def _search(call: PageCall, session_id: str, q: str) -> tuple[list[SearchH
     try:
         found = await call.catalog.search(q, {"$session_id": session_id}, limit=_MOST_HITS)
     except (TablesMissingError, ValueError) as error:
-        return [], sentence(str(error))
+        return [], search_problem(error)
     return [hit for hit in found.hits if hit.item_id is not None], ""
 
 
