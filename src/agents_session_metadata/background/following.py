@@ -101,7 +101,7 @@ class Follower:
         events = list(self._walk(await self._open(new), list(filter(has_calls, answers))))
         for answer in answers:
             if not (has_calls(answer) or new):
-                # Its text was shown while it was written. It is no item before it is stored.
+                # Its text was shown as it was written. It becomes an item when it is stored.
                 message = next(filter(texts_of, answer), {})
                 events += rest_of(message, self._partial)
         return [*events, *self._show(found), *self._changed(head, before)]

@@ -1,6 +1,6 @@
 """Realistic sessions for a first look, written into an empty database.
 
-Some of them wait for an approval. Their runs cannot be resumed: there is no agent.
+Some of them wait for an approval. Their runs cannot be resumed, because they have no agent.
 """
 
 from __future__ import annotations
