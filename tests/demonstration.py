@@ -39,8 +39,6 @@ def serving(folder: Path) -> Iterator[str]:
             code = server.wait(timeout=30)
             assert server.stderr is not None
             written = server.stderr.read()
-            # Streams that are open at the end are cancelled, which is logged as well.
-            assert "request failed" not in written, written
-            assert "could not be followed" not in written, written
+            assert written == ""
     assert code == 130
     assert list(folder.iterdir()) == []

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 
+import httpx2
 import pytest
 from conformance import raw
+from demonstration import serving
 from scaling import scale
 
 from agents_session_metadata import SessionCatalog
@@ -80,6 +82,7 @@ async def filled(shared_database):
     return catalog
 
 
+@pytest.mark.logic
 @pytest.mark.timeout(scale(300, 1_200))
 async def test_at_any_time(shared_database, filled, tmp_path):
     url, file = shared_database.url, tmp_path / "sessions"
@@ -143,3 +146,14 @@ def test_the_loop_is_open_as_long_as_a_thread_answers_it(tmp_path):
     assert code == 1
     assert len(said.splitlines()) == 1
     assert "unable to open database file" in said
+
+
+def test_the_browser_while_a_page_is_open(tmp_path):
+    """`serving` ends the server, and expects that it says nothing."""
+    with serving(tmp_path) as address, httpx2.Client(base_url=address, timeout=30) as client:
+        following = client.send(client.build_request("GET", "/events"), stream=True)
+        assert following.status_code == 200
+        assert client.get("/").status_code == 200
+        began = time.monotonic()
+    # uvicorn would wait two seconds for the page.
+    assert time.monotonic() - began < 2

@@ -125,7 +125,6 @@ class ChosenDatabase:
             await self.engine.dispose()
 
     def _engine(self, engine_options: dict[str, Any]) -> AsyncEngine:
-        import logging
         from pathlib import Path
 
         from agents_session_metadata.dialects import urls
@@ -143,8 +142,6 @@ class ChosenDatabase:
             # SQLite would create an empty database for a misspelled name.
             advice = "check the URL, or create the database with --create-tables"
             raise NoFileError(f"file {file} does not exist; {advice}")
-        # After Ctrl-C, the pool would log each connection that it cannot close with a traceback.
-        logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         return engine
 
 
@@ -194,7 +191,10 @@ async def _run(function: Command, database: ChosenDatabase, params: dict[str, An
     The process then ends without waiting for threads: one may be blocked in reading stdin.
     """
     import asyncio
+    import logging
 
+    # After Ctrl-C, the pool would log each connection that it cannot close with a traceback.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
     if database.timeout is not None and not params.get("test"):
         # The limit is for the database, not for imports.
         import agents_session_metadata.catalog  # noqa: F401

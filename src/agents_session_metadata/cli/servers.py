@@ -82,6 +82,13 @@ async def serve_web(
 
     from agents_session_metadata import web
 
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # An open page follows its changes without end: uvicorn would wait, and log a traceback.
+            for connection in self.server_state.connections:
+                connection.transport.close()
+            await super().shutdown(sockets)
+
     if name is not None and not (allow_write or demo):
         usage("--by requires --allow-write")
     async with _generated() if demo else database.open(pool_pre_ping=True) as catalog:
@@ -105,7 +112,7 @@ async def serve_web(
                 server_header=False,
                 timeout_graceful_shutdown=2,
             )
-            await uvicorn.Server(settings).serve(sockets=[listener])
+            await Server(settings).serve(sockets=[listener])
 
 
 @asynccontextmanager
