@@ -445,3 +445,16 @@ async def test_a_tracker_is_open_until_the_run_of_start_ends(catalog, runs) -> N
     assert recorded == {"runs": 1, "tools_used": ["look"]}
     assert await runs.start("chat", agent, "Look", hooks=tracker, key="r1") is False
     assert await catalog.get_metadata("chat", ["runs"]) == {"runs": 1}
+
+
+@pytest.mark.logic
+async def test_a_run_that_its_budget_ends_is_logged_without_a_traceback(
+    catalog, runs, caplog
+) -> None:
+    # The price of this model is not known.
+    tracker = SessionTracker(catalog.session("chat"), budget=Budget(cost=1.0), model="demo")
+    await runs.start("chat", speaking(["Yes"]), "Go", hooks=tracker)
+    await runs.aclose()
+    [run] = (await runs.list("failed")).runs
+    assert run.error.startswith("BudgetExceededError: ")
+    assert not [record for record in caplog.records if record.exc_info]

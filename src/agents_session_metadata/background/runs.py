@@ -17,7 +17,12 @@ from typing import Any, TypeAlias
 from sqlalchemy import Connection
 
 from agents_session_metadata.core.database import FAILURES, settle
-from agents_session_metadata.errors import RunCancelledError, RunNotFoundError, SessionBusyError
+from agents_session_metadata.errors import (
+    BudgetExceededError,
+    RunCancelledError,
+    RunNotFoundError,
+    SessionBusyError,
+)
 from agents_session_metadata.runs.approvals import RunFilter, RunInfo, read_page
 from agents_session_metadata.runs.claim import Request, Settings, lock_run, statements, write_status
 from agents_session_metadata.runs.feature import FAILED, INTERRUPTED, keep_outcome
@@ -75,7 +80,7 @@ class BackgroundRuns:
             async with opened:
                 async for _ in run.stream_events():
                     pass
-        except (RunCancelledError, SessionBusyError) as error:
+        except (BudgetExceededError, RunCancelledError, SessionBusyError) as error:
             logger.info("the run of session %s has ended: %s", quoted(session_id), error)
         except Exception:
             logger.exception("the run of session %s has failed", quoted(session_id))
