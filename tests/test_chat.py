@@ -63,6 +63,7 @@ async def second_tab(page: Page) -> Page:
     return tab
 
 
+@pytest.mark.logic
 @pytest.mark.thorough
 async def test_a_chat_in_two_tabs(context, shared_database, tmp_path) -> None:
     port = free_port()

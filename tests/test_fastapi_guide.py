@@ -28,6 +28,7 @@ async def backend(shared_database, monkeypatch, tmp_path):
     return program.namespace
 
 
+@pytest.mark.logic
 async def test_fifty_users_at_once(backend):
     answers = [[assistant_message(f"answer {number}")] for number in range(USERS)]
     backend["agent"].model = ScriptedModel(answers)

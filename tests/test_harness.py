@@ -136,8 +136,10 @@ class TestOf:
     every = {(name, kind) for name in names for kind in servers.values()}
     assert runs("all") == {*every, ("mysql", "mysql")}
     left = {(name, kind) for name in ("logic", "one") for kind in servers.values()}
-    left.add(("other", "mysql"))
-    assert runs("") == {*every, ("mysql", "mysql")} - left
+    found = runs("")
+    # One of the two that are alike, chosen by the name of the test.
+    [other] = {"mariadb", "mysql"} - {kind for name, kind in found if name == "other"}
+    assert found == {*every, ("mysql", "mysql")} - left - {("other", other)}
 
 
 @pytest.mark.parametrize("error", WRONG)

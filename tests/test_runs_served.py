@@ -150,6 +150,7 @@ async def leave_and_come_back(server: Served, tmp_path: Path) -> None:
         assert len(charged) == number + 1
 
 
+@pytest.mark.logic
 async def test_a_client_that_leaves_a_stream_does_not_lock_its_chat(streaming, tmp_path) -> None:
     await leave_and_come_back(streaming, tmp_path)
 

@@ -18,8 +18,6 @@ from agents_session_metadata import catalog as catalogs
 from agents_session_metadata.transfer import exports
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 TIME = "2020-01-01T00:00:00+00:00"
 
 

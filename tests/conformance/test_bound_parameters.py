@@ -25,8 +25,6 @@ from agents_session_metadata.doctor import diagnose, rewrite_search_keys
 from conformance import raw
 from conformance.junk import NASTY, attempt
 
-pytestmark = pytest.mark.dialect
-
 # Nothing of the package's own contains these.
 MARK = "x9q"
 DAY = date(2026, 1, 1)

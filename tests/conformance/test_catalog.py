@@ -21,8 +21,6 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 
 async def test_create(catalog, engine):
     session = await catalog.create_session("chat", metadata={"owner_id": "u1", "tags": ["x"]})

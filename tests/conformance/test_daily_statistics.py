@@ -16,8 +16,6 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 FIRST, SECOND, THIRD = (date(2026, 3, day) for day in (1, 2, 3))
 
 

@@ -14,8 +14,6 @@ from agents_session_metadata import SessionCatalog
 from conformance import raw
 from conformance.corpus import VALUES, Corpus, filters
 
-pytestmark = pytest.mark.dialect
-
 
 async def ids(corpus: Corpus, where: Any) -> list[str]:
     return [info.session_id async for info in corpus.catalog.iter_sessions(where)]

@@ -13,8 +13,6 @@ from agents_session_metadata.query import ordering
 from conformance import raw
 from conformance.approving import Deployer, deploys
 
-pytestmark = pytest.mark.dialect
-
 TEXTS = ["a\0", "\ud800", 1, None, True, ["a"], {}]
 NUMBERS = [2**63, 2**63 - 1, -(2**63) - 1, 10**400, True, 1.5, "1", None, [1], float("nan")]
 TIMES = [

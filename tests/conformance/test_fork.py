@@ -20,8 +20,6 @@ from agents_session_metadata import (
 )
 from conformance import corpus, raw
 
-pytestmark = pytest.mark.dialect
-
 METADATA = {"owner_id": "u1", "title": "one", "tags": ["work", 1, None], "n": 10**30, "f": 1.0}
 
 

@@ -24,8 +24,6 @@ from agents_session_metadata import (
 from conformance import raw
 from conformance.running import Seconds, agent, calls, waiting_tool
 
-pytestmark = pytest.mark.dialect
-
 TURN = [raw.message("question"), raw.message("answer", "assistant")]
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "done"}

@@ -10,8 +10,6 @@ from sqlalchemy import event
 from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 LOOKALIKES = [
     "chat",
     "Chat",

@@ -12,8 +12,6 @@ from agents_session_metadata import ScopeError, SessionCatalog, TablesMissingErr
 from agents_session_metadata.types import IndexInfo
 from conformance import key_indexes, raw
 
-pytestmark = pytest.mark.dialect
-
 BY_TIME = IndexInfo("$updated_at", complete=True)
 OLD_TABLES = {"agent_sessions_metadata_activity", "agent_sessions_metadata_indexes"}
 

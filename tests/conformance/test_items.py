@@ -25,8 +25,6 @@ from agents_session_metadata import (
 from conformance import raw
 from conformance.approving import Deployer, deploys
 
-pytestmark = pytest.mark.dialect
-
 IDS = ["msg_1", 'a "quoted" \\ id', "100%_", "é😀", "\0", "x" * 300]
 NO_SESSIONS = ["nobody", "chat ", "CHAT", "", "a\0", "\ud800", "x" * 300]
 

@@ -16,8 +16,6 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 SPELLINGS = ["ai-engineer", "@ai-engineer", " @ai-engineer ", "  ai-engineer"]
 LATER = "2020-03-03 00:00:00"
 

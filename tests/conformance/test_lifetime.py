@@ -8,8 +8,6 @@ from agents.extensions.memory import EncryptedSession, SQLAlchemySession
 from agents_session_metadata import SQLAlchemyMetadataSession
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 NASTY = {"a": 1, "tags": ["work", "x" * 700], "long": "y" * 60_000, "object": {"b": [1]}}
 
 

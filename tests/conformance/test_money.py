@@ -22,8 +22,6 @@ from agents_session_metadata.usage.ledger import UsageEntry, add_usage
 from agents_session_metadata.usage.prices import Tokens
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 LARGEST_BEFORE = Decimal("9223372.036854775807")
 TABLE = "agent_sessions_metadata_usage"
 

@@ -15,8 +15,6 @@ from conformance import raw, strategies
 from conformance.corpus import Corpus
 from conformance.oracle import decimal, is_number
 
-pytestmark = pytest.mark.dialect
-
 LONG = ["z" * 3_000 + end for end in ("", "a", "é", "\U00010000", "\uffff", "b" * 2_000)]
 
 

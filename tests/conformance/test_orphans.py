@@ -10,8 +10,6 @@ from agents_session_metadata import SessionCatalog
 from conformance import raw
 from conformance.triggers import drop_triggers
 
-pytestmark = pytest.mark.dialect
-
 LEFT = {"owner_id": "u1", "tags": ["left"], "old": 1}
 NEW = {"title": "new", "tags": ["new"]}
 

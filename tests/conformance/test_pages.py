@@ -18,8 +18,6 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 ORDERS = ["updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"]
 STABLE_ORDERS = ORDERS[2:]
 IDS = [*"aAábßzZ_%é👍", "a\u0301", "a ", "\uffff", "\U00010000"]

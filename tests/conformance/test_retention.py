@@ -13,8 +13,6 @@ from agents_session_metadata import InvalidFilterError, SessionCatalog
 from conformance import raw
 from conformance.killing import run_and_kill, until_alone
 
-pytestmark = pytest.mark.dialect
-
 TABLES = ["agent_sessions", "agent_messages", "agent_sessions_metadata"]
 DAY = timedelta(days=1)
 

@@ -19,7 +19,7 @@ from conformance.crashing import recorded_calls
 from conformance.failing import RUNS_TABLE, locked, lose_connections
 from conformance.faulting import MOMENTS, SimulatedError, Workload, at, nothing
 
-pytestmark = [pytest.mark.dialect, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 
 KINDS = ["raises", "cancelled", "connections", "lock", "stopped"]
 

@@ -25,8 +25,6 @@ from agents_session_metadata.threads.transactions import add_feedback
 from conformance import raw
 from conformance.running import agent
 
-pytestmark = pytest.mark.dialect
-
 ANYBODY = {"owner_id": {"$ne": "nobody"}}
 
 

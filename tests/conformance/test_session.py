@@ -21,8 +21,6 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 OLD = ("2020-01-01 00:00:00", "2020-02-02 00:00:00")
 
 

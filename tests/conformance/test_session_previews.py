@@ -16,8 +16,6 @@ from conformance import raw
 from conformance.test_history import OUTPUT, TURN
 from conformance.test_plans import _plan, _rows_read
 
-pytestmark = pytest.mark.dialect
-
 
 async def test_previews(catalog, engine):
     long = "  A question\n\n about\ttrams 😀 " + "x" * 5_000

@@ -15,8 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.dialects import _sqlite_cursor
 
-pytestmark = pytest.mark.dialect
-
 
 class Statements:
     """Counts the statements of an engine."""

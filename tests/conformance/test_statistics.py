@@ -27,8 +27,6 @@ from conformance import raw, strategies
 from conformance.approving import Deployer, call
 from conformance.test_bound_parameters import configure_new_connections
 
-pytestmark = pytest.mark.dialect
-
 COUNTERS = [
     keys.RUNS,
     keys.REQUESTS,

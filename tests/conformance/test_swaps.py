@@ -25,8 +25,6 @@ from agents_session_metadata.chatkit import CatalogStore
 from conformance import raw
 from conformance.thread_items import user_item
 
-pytestmark = pytest.mark.dialect
-
 MINE, THEIRS = ({"owner_id": owner} for owner in ("u1", "u2"))
 
 

@@ -323,7 +323,7 @@ async def test_answers_do_not_depend_on_others(shared_database, seed):
     done = asyncio.Event()
     beside = asyncio.create_task(make_calls())
     try:
-        for number in range(scale(120, 1_000)):
+        for number in range(scale(60, 1_000)):
             expected = await one.call(f"mine {seed} {number}")
             assert await same.call(f"mine {seed} {number}") == expected, number
     finally:

@@ -27,8 +27,6 @@ from conformance import corpus, raw
 from conformance.killing import run_and_kill, until_alone
 from conformance.thread_items import user_item
 
-pytestmark = pytest.mark.dialect
-
 SECOND = timedelta(seconds=1)
 
 IMPORT_SLOWLY = """

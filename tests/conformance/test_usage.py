@@ -33,8 +33,6 @@ from conformance import raw
 from conformance.approving import Deployer, call, deploys
 from conformance.running import USAGE, agent, calls, count_writes
 
-pytestmark = pytest.mark.dialect
-
 TABLE = "agent_sessions_metadata_usage"
 PRICES = {"big": ModelPrice(input=Decimal(10), output=Decimal(100), cached_input=Decimal(1))}
 FULL = Usage(

@@ -23,8 +23,6 @@ from agents_session_metadata import (
 from agents_session_metadata.values import encode_metadata
 from conformance import strategies
 
-pytestmark = pytest.mark.dialect
-
 
 def nested(depth: int) -> list[Any]:
     """`depth` lists, one in the other, the innermost empty."""

@@ -209,19 +209,18 @@ async def walked(
             await between(len(found))
 
 
-@pytest.mark.parametrize("order_by", ["-updated_at", "updated_at"])
-async def test_every_plan_answers_like_plain_python(database: Database, order_by: str):
+async def test_every_plan_answers_like_plain_python(database: Database):
     catalog, sessions = await _filled(database)
     find = catalog.session("any").find_sessions_by_metadata
     for where in QUESTIONS:
-        wanted = expected(sessions, where, order_by)
+        wanted = expected(sessions, where, "-updated_at")
         limit = 50 if len(wanted) > 100 else 7
-        assert await walked(catalog, where, order_by, limit) == wanted, where
-        if order_by == "-updated_at":
-            assert await find(where or {}, limit=50) == wanted[:50], where
-            last = await catalog.last_session(where)
-            # No session has a message: among the last of one time, the greatest id.
-            assert (last and last.session_id) == (wanted[0] if wanted else None), where
+        assert await walked(catalog, where, "-updated_at", limit) == wanted, where
+        assert await walked(catalog, where, "updated_at", 4 * limit) == wanted[::-1], where
+        assert await find(where or {}, limit=50) == wanted[:50], where
+        last = await catalog.last_session(where)
+        # No session has a message: among the last of one time, the greatest id.
+        assert (last and last.session_id) == (wanted[0] if wanted else None), where
 
 
 @pytest.fixture
@@ -229,7 +228,7 @@ async def filled(database: Database) -> tuple[SessionCatalog, list[Session]]:
     return await _filled(database)
 
 
-@examples(6, 300)
+@examples(2, 300)
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.thorough
 async def test_random_pages_equal_plain_python(

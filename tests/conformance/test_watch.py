@@ -12,8 +12,6 @@ from sqlalchemy import event
 from agents_session_metadata import CorruptMetadataError, InvalidFilterError, SessionCatalog
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 POLL = 0.02
 
 

@@ -8,8 +8,6 @@ from doctoring import explained
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-pytestmark = pytest.mark.dialect
-
 
 @pytest.mark.only_on("postgresql")
 async def test_a_zone_other_than_utc_is_explained(filled, shared_database):

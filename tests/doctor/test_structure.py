@@ -23,8 +23,6 @@ from sqlalchemy import event, text
 from agents_session_metadata.core.features import table_names
 from agents_session_metadata.doctor import diagnose
 
-pytestmark = pytest.mark.dialect
-
 ROWS = "agent_sessions_metadata"
 ELEMENTS = f"{ROWS}_elements"
 

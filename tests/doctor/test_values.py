@@ -13,8 +13,6 @@ from sqlalchemy import event
 
 from agents_session_metadata.doctor import rewrite_search_keys, rows
 
-pytestmark = pytest.mark.dialect
-
 ELEMENTS = "agent_sessions_metadata_elements"
 REWRITE = "agent-sessions doctor --rewrite-search-keys rewrites them from the stored values"
 
