@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from documentation import DOCS, ROOT, blocks
+from scaling import scale
 from served_processes import Served, server_process
 
 pytestmark = pytest.mark.thorough
@@ -156,7 +157,9 @@ async def test_a_client_that_leaves_a_stream_does_not_lock_its_chat(streaming, t
 
 
 @pytest.mark.logic
-@pytest.mark.parametrize("streaming", ["fastapi", "middleware"], indirect=True)
+@pytest.mark.parametrize(
+    "streaming", scale(["middleware"], ["fastapi", "middleware"]), indirect=True
+)
 async def test_a_client_that_leaves_does_not_lock_its_chat_in_fastapi(streaming, tmp_path) -> None:
     await leave_and_come_back(streaming, tmp_path)
 

@@ -224,10 +224,7 @@ async def test_tab_reaches_everything_in_the_order_of_the_page(demo, browser) ->
     ("size", "scheme"),
     [
         pytest.param(size, scheme, id=f"{scheme}-{size['width']}")
-        # One for each size and each scheme, or all.
-        for size, scheme in scale(
-            [(WIDE, "light"), (NARROW, "dark")], [*product((WIDE, NARROW), ("light", "dark"))]
-        )
+        for size, scheme in scale([(NARROW, "dark")], [*product((WIDE, NARROW), ("light", "dark"))])
     ],
 )
 async def test_axe_finds_no_violation(shared_demo, browser, scheme, size) -> None:
