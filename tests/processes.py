@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ _FORKS.set_forkserver_preload(
         *["agents", "agents.testing", *_DRIVERS],
         *["agents_session_metadata.session", "agents_session_metadata.tracking.tracker"],
         *["sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.dialects.postgresql.asyncpg"],
-        "sqlalchemy.dialects.mysql.asyncmy",
+        *["sqlalchemy.dialects.mysql.asyncmy", "uvicorn.main", "fastapi"],
     ]
 )
 _READY, _VALUE, _ERROR, _END = "ready", "value", "error", "end"
@@ -158,6 +159,25 @@ def run_program(
         return ProgramResult(process.exitcode, stdout.read(), stderr.read())
 
 
+def serve(
+    directory: Path, app: str, environment: Mapping[str, str], port: int, log: Path
+) -> BaseProcess:
+    """Start `uvicorn --app-dir directory --port port app`, as `run_program` starts a file.
+
+    Args:
+        directory: Where the module of the application is.
+        app: The application, as `module:name`.
+        environment: What is added to the environment.
+        port: Where it listens.
+        log: The file to which it writes; its directory is the one where it runs.
+    """
+    process = _FORKS.Process(
+        target=_serve, args=(directory, app, {**os.environ, **environment}, port, log), daemon=True
+    )
+    process.start()
+    return process
+
+
 async def run_processes(
     script: str, arguments: Sequence[Sequence[object]], *, timeout: float = 150
 ) -> list[list[Any]]:
@@ -208,6 +228,19 @@ def _run(script: str, arguments: list[str], channel: Connection) -> None:
     except Exception:  # noqa: BLE001  # told where it is waited for
         channel.send((_ERROR, traceback.format_exc()))
         sys.exit(1)
+
+
+def _serve(directory: Path, app: str, environment: dict[str, str], port: int, log: Path) -> None:
+    import uvicorn
+
+    with log.open("ab", buffering=0) as output:
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
+    os.chdir(log.parent)
+    os.environ.clear()
+    os.environ.update(environment)
+    uvicorn.run(app, app_dir=str(directory), port=port)
 
 
 def _run_program(

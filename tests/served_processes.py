@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import httpx2
+from processes import serve
 from servers import free_port
 
 
@@ -25,7 +24,7 @@ class Served:
         process: Its process.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(self, process: BaseProcess, port: int, log: Path) -> None:
         self.process = process
         self.address = f"http://127.0.0.1:{port}"
         self._log = log
@@ -95,13 +94,13 @@ async def killed_process(
 ) -> AsyncIterator[Served]:
     """Serves an application of a directory by uvicorn, and kills it at the end of the block."""
     port = port or free_port()
-    served = Served(_started(directory, app, environment, port, log), port, log)
+    served = Served(serve(directory, app, environment, port, log), port, log)
     try:
         await asyncio.to_thread(_wait, served, port)
         yield served
     finally:
         served.process.kill()
-        served.process.wait()
+        served.process.join()
 
 
 @contextlib.asynccontextmanager
@@ -117,28 +116,14 @@ async def server_process(
             yield served
         finally:
             served.process.terminate()
-            await asyncio.to_thread(served.process.wait, 20)
+            await asyncio.to_thread(served.process.join, 20)
     assert "Exception in ASGI application" not in served.log, served.log
     assert "Task was destroyed" not in served.log, served.log
 
 
-def _started(
-    directory: Path, app: str, environment: Mapping[str, str], port: int, log: Path
-) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(directory), "--port", str(port)]
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [*command, app],
-            env={**os.environ, **environment},
-            cwd=log.parent,
-            stdout=output,
-            stderr=output,
-        )
-
-
 def _wait(served: Served, port: int) -> None:
     deadline = time.monotonic() + 60
-    while served.process.poll() is None and time.monotonic() < deadline:
+    while served.process.is_alive() and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port)).close()
             return
