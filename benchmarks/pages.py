@@ -272,13 +272,13 @@ async def _measure_doors(catalog: SessionCatalog, line: Any) -> None:
             lambda store=store: store.load_threads(20, None, "desc", None),
             where,
         )
-    import httpx
+    import httpx2
 
     from agents_session_metadata.web import browser_app
 
     app = browser_app(catalog, scope=None)
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
 
         async def browse() -> None:
             (await client.get("/")).raise_for_status()
