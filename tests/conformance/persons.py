@@ -9,7 +9,7 @@ from typing import Any
 from agents import Runner
 from agents.testing import ModelStep
 from chatkit.types import FileAttachment, ThreadMetadata
-from sqlalchemy import MetaData, inspect, select
+from sqlalchemy import inspect, select, table
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from agents_session_metadata import (
@@ -88,13 +88,13 @@ async def all_rows(engine: AsyncEngine) -> dict[str, list[str]]:
     """The rows of every table as text, sorted; the native index is left out."""
 
     def read(connection: Any) -> dict[str, list[str]]:
-        metadata, found = MetaData(), {}
         names = [name for name in inspect(connection).get_table_names() if "_fts" not in name]
-        metadata.reflect(connection, only=names)
-        for table in metadata.sorted_tables:
-            rows = connection.execute(select(table))
-            found[table.name] = sorted(repr([_plain(value) for value in row]) for row in rows)
-        return found
+        # Columns that are reflected take most of the time of a test.
+        every = {name: connection.execute(select("*").select_from(table(name))) for name in names}
+        return {
+            name: sorted(repr([_plain(value) for value in row]) for row in rows)
+            for name, rows in every.items()
+        }
 
     async with engine.connect() as connection:
         return await connection.run_sync(read)
