@@ -83,6 +83,7 @@ async def test_statements_follow_a_schema_translation(engine, shared_database):
     await repair(translated, "indexes")
 
 
+@pytest.mark.logic
 async def test_a_feature_has_all_tables_or_none(engine, shared_database):
     await every_table(engine, table_names())
     groups = [[table.name for table in group.tables] for group in GROUPS[1:]]
