@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from agents_session_metadata.http import sessions_app
+from agents_session_metadata.http.events import Streams
 
 MODELS = {
     ("conversation", "list"): TypeAdapter(ConversationItemList),
@@ -39,6 +41,12 @@ def mounted(catalog: Any, **settings: Any) -> Starlette:
     """The application, mounted as in the guide."""
     settings = {"scope": owner, **settings}
     return Starlette(routes=[Mount("/v1", sessions_app(catalog, **settings))])
+
+
+def impatient(app: Any) -> Any:
+    """The application with streams that poll, and send comments, after a part of a second."""
+    most = app.streams._most, app.streams._most_per_scope
+    return dataclasses.replace(app, streams=Streams(*most, interval=0.05, comment_after=0.1))
 
 
 @contextlib.asynccontextmanager

@@ -13,9 +13,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.http import events, sessions_app
+from agents_session_metadata.http import sessions_app
 
-from .serving import owner, served
+from .serving import impatient, owner, served
 
 CLIENTS = 50
 
@@ -36,8 +36,7 @@ asyncio.run(main())
 
 
 @pytest.fixture
-async def catalog(shared_database, monkeypatch):
-    monkeypatch.setattr(events, "INTERVAL", 0.05)
+async def catalog(shared_database):
     return SessionCatalog(shared_database.engine(), create_tables=True)
 
 
@@ -63,7 +62,9 @@ class Follower:
 async def following(catalog, request):
     """The application, its address and a function that connects a client."""
     most = getattr(request, "param", CLIENTS)
-    app = sessions_app(catalog, scope=owner, max_streams=CLIENTS, max_streams_per_scope=most)
+    app = impatient(
+        sessions_app(catalog, scope=owner, max_streams=CLIENTS, max_streams_per_scope=most)
+    )
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(
             served(Starlette(routes=[Mount("/v1", app)])),
@@ -125,8 +126,7 @@ async def test_one_scope_does_not_take_the_streams_of_the_others(following):
 
 
 @pytest.mark.logic
-async def test_streams_of_other_scopes_and_filters(catalog, following, monkeypatch):
-    monkeypatch.setattr(events, "COMMENT_AFTER", 0.1)
+async def test_streams_of_other_scopes_and_filters(catalog, following):
     streams, connect, _ = following
     where = json.dumps({"title": "x"})
     first, other, filtered = await connect(), await connect("u2"), await connect(where=where)

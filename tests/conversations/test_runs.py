@@ -18,9 +18,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from agents_session_metadata import SessionCatalog, SessionRuns
-from agents_session_metadata.http import events, sessions_app
+from agents_session_metadata.http import sessions_app
 
-from .serving import owner, served
+from .serving import impatient, owner, served
 
 CHAT = "/conversations/chat"
 
@@ -75,7 +75,7 @@ async def runs(shared_database) -> AsyncIterator[SessionRuns]:
 @pytest.fixture
 async def server(runs, request) -> AsyncIterator[Served]:
     options = {"scope": owner, "runs": runs, **getattr(request, "param", {})}
-    app: Any = sessions_app(runs.catalog, **options)
+    app = impatient(sessions_app(runs.catalog, **options))
     async with (
         served(Starlette(routes=[Mount("/v1", app)])) as address,
         httpx2.AsyncClient(timeout=60, limits=httpx2.Limits(max_connections=None)) as http,
@@ -291,8 +291,7 @@ async def test_a_conversation_without_a_run_has_no_run_over_http(server) -> None
 
 @pytest.mark.logic
 @pytest.mark.parametrize("server", [{"max_streams_per_scope": 2}], indirect=True)
-async def test_streams_of_runs_are_limited_and_end_with_their_clients(server, monkeypatch) -> None:
-    monkeypatch.setattr(events, "COMMENT_AFTER", 0.1)
+async def test_streams_of_runs_are_limited_and_end_with_their_clients(server) -> None:
     url, headers = f"{server.address}/v1{CHAT}/run/events?forever=true", {"x-user": "u1"}
     async with (
         server.follow(forever=True),

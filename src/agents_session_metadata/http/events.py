@@ -20,10 +20,6 @@ from .requests import APIError, valid_json
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
-INTERVAL = 2.0
-"""Seconds between polls."""
-COMMENT_AFTER = 15.0
-"""Seconds without an event after which a comment is sent."""
 _QUEUED = 1_000
 """Events that a client may be behind before its stream ends."""
 
@@ -59,9 +55,17 @@ class _Poll:
 
 
 class Streams:
-    """The streams of an application, at most `most` at once, and so many of one scope."""
+    """The streams of an application, at most `most` at once, and so many of one scope.
 
-    def __init__(self, most: int, most_per_scope: int) -> None:
+    Polls have `interval` seconds between them. A comment is sent after `comment_after` seconds
+    without an event.
+    """
+
+    def __init__(
+        self, most: int, most_per_scope: int, *, interval: float = 2.0, comment_after: float = 15.0
+    ) -> None:
+        self.interval = interval
+        self.comment_after = comment_after
         self._most = most
         self._most_per_scope = most_per_scope
         self._open = 0
@@ -79,7 +83,7 @@ class Streams:
         key = scope, question, catalog.engine, asyncio.get_running_loop()
         is_ready = asyncio.Event()
         changes = catalog.watch(
-            where, interval=INTERVAL, on_corrupt=on_corrupt, on_poll=is_ready.set
+            where, interval=self.interval, on_corrupt=on_corrupt, on_poll=is_ready.set
         )
         return _Changes(self, key, partial(_Poll, changes, is_ready), show)
 
@@ -134,7 +138,7 @@ class EventStream(StreamingResponse):
         yield ": follows changes\n\n"
         while True:
             try:
-                event = await asyncio.wait_for(self._queue.get(), COMMENT_AFTER)
+                event = await asyncio.wait_for(self._queue.get(), self._streams.comment_after)
             except asyncio.TimeoutError:
                 yield ":\n\n"
                 continue
