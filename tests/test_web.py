@@ -7,13 +7,16 @@ import re
 import socket
 import threading
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from html import unescape
+from typing import Any
 
 import httpx2
 import pytest
 from commands import run
 from conformance.approving import Deployer, deploys
+from conformance.corpus import create_sessions
 from servers import Database
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -125,9 +128,10 @@ async def test_reading_only_is_the_default(catalog) -> None:
         assert await catalog.get_metadata("a") == {**STORED, "title": "A"}
 
 
-async def test_forms_that_are_too_large_or_too_slow(catalog, monkeypatch) -> None:
-    monkeypatch.setattr(call, "FORM_SECONDS", 0.05)
-    async with client(browser_app(catalog, scope=None, allow_write=True)) as browser:
+async def test_forms_that_are_too_large_or_too_slow(catalog) -> None:
+    app: Any = browser_app(catalog, scope=None, allow_write=True)
+    app = replace(app, options=replace(app.options, form_seconds=0.05))
+    async with client(app) as browser:
         browser.headers.update(
             {"Origin": HOST, "Content-Type": "application/x-www-form-urlencoded"}
         )
@@ -191,16 +195,14 @@ async def test_errors_say_nothing_of_the_inside(tmp_path, caplog) -> None:
 
 
 async def test_facets_and_counts_are_bounded(catalog, monkeypatch) -> None:
-    for number in range(6):
-        metadata = {"agent": f"x{number % 2}"}
-        await catalog.create_session(f"s{number}", metadata=metadata)
-    monkeypatch.setattr(list_page, "SAMPLE", 4)
+    most = list_page.SAMPLE
+    await create_sessions(catalog, {f"s{n}": {"agent": f"x{n % 2}"} for n in range(most)})
     for name in ("count_sessions", "statistics"):
         monkeypatch.setattr(catalog, name, None)
     async with client(browser_app(catalog, scope=None)) as browser:
         page = await browser.get("/")
-        assert "More than 4 sessions" in page.text
-        assert "Counts of the newest 4 matches" in page.text
+        assert f"More than {most:,} sessions" in page.text
+        assert f"Counts of the newest {most:,} matches" in page.text
         assert (await browser.get("/statistics")).status_code == 200
 
 

@@ -1,8 +1,9 @@
-"""Forty sessions whose metadata is as awkward as the limits allow."""
+"""Many sessions, and forty whose metadata is as awkward as the limits allow."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -80,6 +81,21 @@ def sessions() -> dict[str, dict[str, Any]]:
     return found
 
 
+async def create_sessions(catalog: SessionCatalog, found: Mapping[str, dict[str, Any]]) -> None:
+    """Sessions by id with their metadata, at other times, in a few transactions."""
+    await catalog.import_sessions(
+        {
+            "format": 1,
+            "session_id": session_id,
+            "created_at": f"2020-01-{number % 7 + 1:02}T00:00:00+00:00",
+            "updated_at": f"2020-02-{number % 9 + 1:02}T12:00:00+00:00",
+            "metadata": metadata,
+            "items": [],
+        }
+        for number, (session_id, metadata) in enumerate(found.items())
+    )
+
+
 class Corpus:
     """The sessions in a database, and what the catalog says of their columns."""
 
@@ -90,18 +106,7 @@ class Corpus:
     @classmethod
     async def create(cls, engine: AsyncEngine) -> Corpus:
         catalog = SessionCatalog(engine, create_tables=True)
-        records = [
-            {
-                "format": 1,
-                "session_id": session_id,
-                "created_at": f"2020-01-{number % 7 + 1:02}T00:00:00+00:00",
-                "updated_at": f"2020-02-{number % 9 + 1:02}T12:00:00+00:00",
-                "metadata": metadata,
-                "items": [],
-            }
-            for number, (session_id, metadata) in enumerate(sessions().items())
-        ]
-        await catalog.import_sessions(records)
+        await create_sessions(catalog, sessions())
         page = await catalog.list_sessions(limit=1_000, order_by="session_id")
         assert {info.session_id: info.metadata for info in page.sessions} == sessions()
         return cls(catalog, page.sessions)

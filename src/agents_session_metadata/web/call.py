@@ -76,6 +76,8 @@ class Options:
     by: DecidedBy
     currency: str
     streams: Streams
+    form_seconds: float = 15.0
+    """Seconds in which a form must arrive."""
 
 
 @dataclass
@@ -123,7 +125,7 @@ class PageCall:
         return unquote(self.form.get(name, ""))
 
     async def load_form(self) -> None:
-        fields = await read_form(self.request)
+        fields = await read_form(self.request, self.options.form_seconds)
         self.form = dict(fields)
         self.selected = [unquote(value) for name, value in fields if name == SELECTED]
 
@@ -189,7 +191,6 @@ SELECTED = "select"
 LONGEST_QUERY = 16_384
 LARGEST_FORM = 1 << 20
 """A form may contain the longest value twice, and each of its bytes as three characters."""
-FORM_SECONDS = 15.0
 _MOST_FIELDS = 50
 _COOKIE = "agent_sessions_form"
 
@@ -237,13 +238,13 @@ def _authority(origin: str) -> str | None:
     return parts.netloc if parts.scheme in {"http", "https"} else None
 
 
-async def read_form(request: Request) -> list[tuple[str, str]]:
+async def read_form(request: Request, seconds: float) -> list[tuple[str, str]]:
     """Read a form. Refuses it unless its token equals that of the browser's cookie."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise HTTPException(415, "Send a form.")
     try:
-        body = await read_bytes(request, LARGEST_FORM, FORM_SECONDS)
+        body = await read_bytes(request, LARGEST_FORM, seconds)
         fields = parse_qsl(
             body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
         )
