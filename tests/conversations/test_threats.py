@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+from conformance.corpus import create_sessions
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.http import routes
@@ -251,8 +252,7 @@ async def test_slow_clients_hold_no_connection(shared_database):
         "mysql+asyncmy://somebody:hunter2@127.0.0.1:1/secret_database",
     ],
 )
-async def test_a_database_that_is_down(url, monkeypatch):
-    monkeypatch.setattr("agents_session_metadata.core.database.RETRY_DELAYS", ())
+async def test_a_database_that_is_down(url):
     async with SessionCatalog.from_url(url) as catalog, raw_client(mounted(catalog)) as client:
         for method, path, body in [*requests_for("mine", "msg_a"), ("POST", "/conversations", {})]:
             response = await client.request(method, path, json=body)
@@ -296,13 +296,12 @@ async def test_errors_do_not_tell_what_happened_inside(catalog, monkeypatch, cap
 
 
 @SQLITE
-async def test_nothing_is_counted_without_bounds(catalog, monkeypatch):
-    monkeypatch.setattr(routes, "_COUNTED", 3)
-    for number in range(5):
-        await catalog.create_session(f"s{number}", metadata={"owner_id": "u1", "k": number})
+async def test_nothing_is_counted_without_bounds(catalog):
+    numbered = {f"s{n}": {"owner_id": "u1", "k": n % 9} for n in range(routes._COUNTED)}
+    await create_sessions(catalog, numbered)
     async with raw_client(mounted(catalog)) as client:
         values = (await client.get("/metadata/k/values")).json()
-        assert sum(each["count"] for each in values["data"]) == 3
+        assert sum(each["count"] for each in values["data"]) == routes._COUNTED
         assert values["complete"] is False
         for path in ("/conversations", "/metadata/k/values", "/conversations/mine/items"):
             response = await client.get(path, params={"limit": 101})
