@@ -11,7 +11,7 @@ from conformance.oracle import matches
 from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
-from sqlalchemy import TextClause
+from sqlalchemy import Select, TextClause, literal, select
 
 from agents_session_metadata.core.features import table_names
 from agents_session_metadata.core.tables import query_tables
@@ -88,17 +88,18 @@ def test_a_condition_in_two_places_has_parameters_of_each_place():
     assert statement is count(asked, type(both)((one, one))).statement
 
 
-def test_the_cache_evicts_the_oldest_statement(monkeypatch):
-    monkeypatch.setattr(Queries, "_CACHED", 3)
-    asked = queries()
+def test_the_cache_evicts_the_oldest_statement():
+    asked, where, most = queries(), parse_filter({"a": 1}), Queries._CACHED
 
-    def ask(conditions: int) -> object:
-        where = parse_filter({f"k{number}": 1 for number in range(conditions)})
-        return count(asked, where).statement
+    def build(_: Builder, number: int) -> Select[tuple[int]]:
+        return select(literal(number))
 
-    kept = [ask(number) for number in range(3)]
-    ask(3)
-    assert [ask(2) is kept[2], ask(1) is kept[1], ask(0) is kept[0]] == [True, True, False]
+    def ask(number: int) -> object:
+        return asked.query(build, where, {}, number=number).statement
+
+    kept = [ask(number) for number in range(most)]
+    ask(most)
+    assert [ask(most - 1) is kept[-1], ask(1) is kept[1], ask(0) is kept[0]] == [True, True, False]
 
 
 @examples(200, 20_000)

@@ -14,8 +14,7 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from agents_session_metadata import catalog as catalogs
-from agents_session_metadata.transfer import exports
+from agents_session_metadata.transfer.exports import EXPORTED
 from conformance import raw
 
 TIME = "2020-01-01T00:00:00+00:00"
@@ -130,12 +129,10 @@ async def test_two_imports_of_the_same_records_write_each_once(shared_database):
     assert await raw.count_rows(one.engine, "agent_messages") == 200
 
 
-async def test_long_histories_are_exported_whole(catalog, monkeypatch):
-    monkeypatch.setattr(exports, "EXPORTED", 7)
-    monkeypatch.setattr(catalogs, "EXPORTED", 7)
+async def test_long_histories_are_exported_whole(catalog):
     records = [
         record(number, items=[{"created_at": TIME, "item": {"n": n}} for n in range(number % 11)])
-        for number in range(30)
+        for number in range(EXPORTED + 11)
     ]
     await catalog.import_sessions(records)
     assert [each async for each in catalog.export_sessions()] == records

@@ -23,7 +23,8 @@ from agents_session_metadata import (
     keys,
 )
 from agents_session_metadata.doctor import diagnose
-from conformance import raw, strategies
+from agents_session_metadata.usage.statistics import _STEP
+from conformance import corpus, raw, strategies
 from conformance.approving import Deployer, call
 from conformance.test_bound_parameters import configure_new_connections
 
@@ -327,12 +328,13 @@ async def test_ranks_of_durations(catalog):
     assert found.duration_p95 == timedelta(seconds=20)
 
 
-async def test_more_sessions_than_one_read(catalog, monkeypatch):
-    monkeypatch.setattr("agents_session_metadata.usage.statistics._STEP", 7)
-    for number in range(15):
-        metadata = random_metadata(random.Random(number))
-        await catalog.create_session(f"chat {number}", metadata=metadata)
-    for where in (None, {"$session_id": {"$prefix": "chat 1"}}, {"owner_id": "a"}):
+async def test_more_sessions_than_one_read(catalog):
+    sessions = {f"chat {number}": {keys.RUNS: number} for number in range(_STEP)}
+    for number in range(0, _STEP, 25):
+        sessions[f"chat {number}"] = random_metadata(random.Random(number))
+    sessions["few"] = sessions["chat more"] = {keys.RUNS: 1, "owner_id": "a"}
+    await corpus.create_sessions(catalog, sessions)
+    for where in (None, {"$session_id": {"$prefix": "chat"}}, {"owner_id": "a"}):
         await check(catalog, where)
 
 

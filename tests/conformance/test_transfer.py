@@ -20,9 +20,8 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from agents_session_metadata import catalog as catalogs
 from agents_session_metadata.chatkit import CatalogStore
-from agents_session_metadata.transfer import exports
+from agents_session_metadata.transfer.exports import EXPORTED
 from conformance import corpus, raw
 from conformance.killing import run_and_kill, until_alone
 from conformance.thread_items import user_item
@@ -368,19 +367,20 @@ async def test_nothing_is_held_between_records(catalog):
     assert await catalog.count_sessions({"seen": True}) == 5
 
 
-async def test_what_changes_between_records(catalog, monkeypatch):
-    for module in (catalogs, exports):
-        monkeypatch.setattr(module, "EXPORTED", 1)
-    for number in range(4):
-        await catalog.create_session(f"chat {number}", metadata={"mine": True, "number": number})
+async def test_what_changes_between_records(catalog):
+    read = {f"0{number:04}": number for number in range(EXPORTED)}
+    sessions = {**read, "1 gone": 1, "2 theirs": 2, "3 changed": 3}
+    await corpus.create_sessions(
+        catalog, {each: {"mine": True, "number": number} for each, number in sessions.items()}
+    )
     exported = []
     async for record in catalog.scoped({"mine": True}).export_sessions():
         if not exported:
-            await catalog.delete_session("chat 1")
-            await catalog.set_metadata("chat 2", {"mine": False})
-            await catalog.set_metadata("chat 3", {"number": 30})
+            await catalog.delete_session("1 gone")
+            await catalog.set_metadata("2 theirs", {"mine": False})
+            await catalog.set_metadata("3 changed", {"number": 30})
         exported.append((record["session_id"], record["metadata"]["number"]))
-    assert exported == [("chat 0", 0), ("chat 3", 30)]
+    assert exported == [*read.items(), ("3 changed", 30)]
 
 
 async def test_a_record_is_of_one_moment(shared_database):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 
 import commands
 import pytest
@@ -138,12 +139,14 @@ async def test_elements_that_disagree_with_their_lists_are_rewritten(filled, sha
     await intact(filled)
 
 
-async def test_values_are_checked_and_rewritten_in_batches(filled, shared_database, monkeypatch):
-    monkeypatch.setattr(rows, "BATCH", 7)
+async def test_values_are_checked_and_rewritten_in_batches(filled, shared_database):
     engine = filled.engine
-    for number in range(12):
-        lists = {f"l{each}": [number, each, "long " * 150] for each in range(4)}
-        await filled.create_session(f"s{number}", metadata=lists)
+    ids = [f"s{number:04}" for number in range(rows.BATCH // 16)]
+    keys = [f"l{number:02}" for number in range(40)]
+    for session_id in ids:
+        lists = {key: [session_id, key, "long " * 150] for key in keys}
+        await filled.create_session(session_id, metadata=lists)
+    names = [(session_id, key) for session_id in ids for key in keys]
     statements = []
 
     def count(connection, cursor, statement, parameters, context, executemany):
@@ -152,9 +155,12 @@ async def test_values_are_checked_and_rewritten_in_batches(filled, shared_databa
 
     event.listen(engine.sync_engine, "after_cursor_execute", count)
     assert await problems(engine) == []
-    # 52 values, and a batch that says that there are no more.
-    assert len(statements) == 9
-    where = f"{quoted(engine)} IN ('l0', 'l3') AND session_id IN ('s7', 's11')"
+    # The other two sessions have four values, and the last batch says that there are no more.
+    assert len(statements) == math.ceil((4 + len(names)) / rows.BATCH) + 1
+    # The last value of a batch and the first of the next one, twice.
+    near = [names[end * rows.BATCH - 4 - back] for end in (1, 2) for back in (1, 0)]
+    places = [f"session_id = '{each}' AND {quoted(engine)} = '{key}'" for each, key in near]
+    where = " OR ".join(places)
     await raw.execute(engine, f"DELETE FROM {ELEMENTS} WHERE {where}")
     await raw.execute(
         engine, f"UPDATE agent_sessions_metadata SET search_rest = search_key WHERE {where}"
