@@ -28,7 +28,6 @@ from agents_session_metadata import (
     UsageRow,
     keys,
 )
-from agents_session_metadata.tracking import tracker as tracking
 from conformance import raw
 from conformance.approving import Deployer, call, deploys
 from conformance.running import USAGE, agent, calls, count_writes
@@ -95,6 +94,31 @@ async def main():
 start()
 asyncio.run(main())
 """
+
+RUN_TWICE = """
+import asyncio, logging, sys
+sys.path.insert(0, sys.argv[1])
+from sqlalchemy.ext.asyncio import create_async_engine
+from agents import Runner
+from agents_session_metadata import *
+from conformance.running import agent
+
+class Told(logging.Handler):
+    def emit(self, record):
+        emit([record.levelno, record.getMessage()])
+
+async def main():
+    logging.getLogger("agents_session_metadata").addHandler(Told(logging.WARNING))
+    engine = create_async_engine(sys.argv[2])
+    for number in range(2):
+        async with SessionTracker(SessionCatalog(engine).session(f"bare-{number}")) as hooks:
+            await Runner.run(agent("engineer", "done"), "hello", hooks=hooks)
+    await engine.dispose()
+
+start()
+asyncio.run(main())
+"""
+TESTS = Path(__file__).parents[1]
 
 
 class Provider(ModelProvider):
@@ -387,14 +411,14 @@ async def test_a_session_that_was_deleted_gets_the_totals(engine, catalog):
     assert await raw.count_rows(engine, "agent_messages", "gone") == 0
 
 
-async def test_a_missing_table(engine, session, caplog, monkeypatch):
-    monkeypatch.setattr(tracking, "_warned", set())
+async def test_a_missing_table(shared_database):
+    engine = shared_database.engine()
+    session = await SessionCatalog(engine, create_tables=True).create_session("chat")
     bare = SessionCatalog(engine)
-    with caplog.at_level(logging.WARNING, logger="agents_session_metadata"):
-        for number in range(2):
-            await run(bare.session(f"bare-{number}"))
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert TABLE in caplog.text
+    # What this process has told in another test, it does not tell again.
+    [[[level, message]]] = await run_processes(RUN_TWICE, [[TESTS, shared_database.url]])
+    assert level == logging.WARNING
+    assert TABLE in message
     assert (await bare.get_metadata("bare-1"))["runs"] == 1
     assert await bare.usage() == []
     with pytest.raises(TablesMissingError, match=TABLE):
@@ -451,8 +475,7 @@ async def test_sums_equal_the_usage_of_the_sdk(shared_database):
     catalog = SessionCatalog(engine, create_tables=True)
     await run(await catalog.create_session("first"))
     await catalog.delete_usage(before=today() + timedelta(days=1))
-    tests = Path(__file__).parents[1]
-    arguments = [(tests, shared_database.url, seed, RUNS) for seed in range(PROCESSES)]
+    arguments = [(TESTS, shared_database.url, seed, RUNS) for seed in range(PROCESSES)]
     found = await run_processes(RUN_OVERLAPPING, arguments)
     used = [sum(numbers) for numbers in zip(*(one for each in found for one in each), strict=True)]
     [total] = await catalog.usage(by=())
