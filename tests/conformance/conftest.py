@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from agents_session_metadata import SessionCatalog, SessionRuns
-from agents_session_metadata.core import database as database_module
 from conformance import raw
 
 
@@ -59,9 +58,3 @@ async def mine(everyone):
     assert len(before) == 2
     yield everyone.scoped({"owner_id": "mine"})
     assert await theirs() == before
-
-
-@pytest.fixture
-def at_once(monkeypatch):
-    """Writes of resumed runs are repeated without a pause."""
-    monkeypatch.setattr(database_module, "RECONNECT_DELAYS", (0, 0, 0))
