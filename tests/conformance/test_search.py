@@ -27,8 +27,8 @@ from agents_session_metadata import (
 )
 from agents_session_metadata.core.features import table_names
 from agents_session_metadata.core.schema import drop_statements
-from agents_session_metadata.search import feature
-from agents_session_metadata.search import pages as searching
+from agents_session_metadata.search.feature import MOST
+from agents_session_metadata.search.pages import Sizes, search
 from agents_session_metadata.search.query import parse_query
 from conformance import raw, search_oracle
 
@@ -40,6 +40,25 @@ async def catalog(engine):
     catalog = SessionCatalog(engine, create_tables=True)
     assert await catalog.create_index("$text")
     return catalog
+
+
+class SizedCatalog(SessionCatalog):
+    """Small numbers take each way that a search can take."""
+
+    def __init__(self, engine, **sizes: Any) -> None:
+        super().__init__(engine, create_tables=True)
+        self.sizes = Sizes(**sizes)
+
+    async def search(self, query, where=None, *, limit=20, cursor=None, by_session=False):
+        return await search(
+            self._store,
+            parse_query(query),
+            self._store.condition(where),
+            limit=limit,
+            cursor=cursor,
+            by_session=by_session,
+            sizes=self.sizes,
+        )
 
 
 async def found(catalog, query, where=None, **options) -> list[tuple[str, str]]:
@@ -161,14 +180,18 @@ async def compare(catalog, texts, rnd) -> None:
 
 @examples(4, 150)
 @given(seed=st.integers(0, 2**32))
-async def test_the_result_equals_plain_python(engine, monkeypatch, seed):
+async def test_the_result_equals_plain_python(engine, seed):
     rnd = random.Random(seed)
-    # So that small numbers take each way.
-    for name in ("FEW", "FEW_SESSIONS", "MOST_CANDIDATES", "_TAIL", "_NEXT"):
-        monkeypatch.setattr(searching, name, rnd.choice([1, 3, 1_000]))
-    monkeypatch.setattr(searching, "FEW_CANDIDATES", rnd.choice([1, searching.MOST_CANDIDATES]))
-    monkeypatch.setattr(searching, "WINDOWS", rnd.choice([(2, 3), (5, 50), (500, 2_500)]))
-    catalog = SessionCatalog(engine, create_tables=True)
+    few, few_sessions, most, tail, more = (rnd.choice([1, 3, 1_000]) for _ in range(5))
+    catalog = SizedCatalog(
+        engine,
+        few=few,
+        few_sessions=few_sessions,
+        windows=rnd.choice([(2, 3), (5, 50), (500, 2_500)]),
+        candidates=(rnd.choice([1, most]), most),
+        tail=tail,
+        next=more,
+    )
     await catalog.drop_index("$text")
     async for info in catalog.iter_sessions():
         await catalog.delete_session(info.session_id)
@@ -283,15 +306,14 @@ async def test_other_writers_are_found_by_the_next_search(catalog, engine):
     assert await found(catalog, "third") == []
 
 
-async def test_a_search_adds_a_bounded_number_of_rows(catalog, engine, monkeypatch):
-    for module in (searching, feature):
-        monkeypatch.setattr(module, "MOST", 5)
+async def test_a_search_adds_a_bounded_number_of_rows(catalog, engine):
+    count = 2 * MOST + 2
     plain = SQLAlchemySession("plain", engine=engine)
-    await plain.add_items([raw.message(f"word number{number}") for number in range(12)])
+    await plain.add_items([raw.message(f"word number{number}") for number in range(count)])
     page = await catalog.search("number1")
-    # Only the newest five were read.
+    # Only the newest were read.
     assert (page.hits, page.complete) == ([], False)
-    assert await raw.count_rows(engine, ROWS) == 5
+    assert await raw.count_rows(engine, ROWS) == MOST
     page = await catalog.search("word", limit=3)
     assert (len(page.hits), page.complete) == (3, True)
     page = await catalog.search("number1")
@@ -299,7 +321,7 @@ async def test_a_search_adds_a_bounded_number_of_rows(catalog, engine, monkeypat
     [hit] = (await catalog.search("number1")).hits
     assert hit.snippet == "word number1"
     assert await found(catalog, "number1") == [("plain", "word number1")]
-    assert await raw.count_rows(engine, ROWS) == 12
+    assert await raw.count_rows(engine, ROWS) == count
 
 
 READ_ONLY = {
@@ -436,12 +458,11 @@ async def test_an_index_is_created_and_dropped(engine):
 
 
 @pytest.mark.only_on("sqlite", "postgresql")
-async def test_the_native_index_follows_each_write(engine, monkeypatch):
-    catalog = SessionCatalog(engine, create_tables=True)
+async def test_the_native_index_follows_each_write(engine):
+    catalog = SizedCatalog(engine, windows=(1, 1))
     await catalog.session("a").add_items([raw.message("tram é 東京"), raw.message("bus")])
     assert await catalog.create_index("$text", native=True)
     assert not await catalog.create_index("$text", native=True)
-    monkeypatch.setattr(searching, "WINDOWS", (1,))
     await catalog.session("b").add_items([raw.message("tramway"), raw.message("bus")])
     await SQLAlchemySession("c", engine=engine).add_items([raw.message("tram"), raw.message("bus")])
     expected = [("c", "tram"), ("b", "tramway"), ("a", "tram é 東京")]
@@ -599,11 +620,9 @@ async def test_searches_that_add_the_same_rows_while_sessions_are_deleted(shared
 
 
 @pytest.mark.only_on("postgresql")
-async def test_an_item_that_appears_after_newer_ones_is_found_natively(engine, monkeypatch):
-    catalog = SessionCatalog(engine, create_tables=True)
+async def test_an_item_that_appears_after_newer_ones_is_found_natively(engine):
+    catalog = SizedCatalog(engine, windows=(1, 1), tail=0)
     await catalog.create_index("$text", native=True)
-    monkeypatch.setattr(searching, "WINDOWS", (1,))
-    monkeypatch.setattr(searching, "_TAIL", 0)
     insert = "INSERT INTO agent_messages (session_id, message_data) VALUES ('a', :data)"
     await SQLAlchemySession("a", engine=engine).add_items([raw.message("first")])
     other = await catalog.create_session("b")
@@ -623,11 +642,11 @@ async def test_an_item_that_appears_after_newer_ones_is_found_natively(engine, m
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-async def test_an_interrupted_index_is_continued(engine, monkeypatch, steps):
+async def test_an_interrupted_index_is_continued(engine, steps):
     catalog = SessionCatalog(engine, create_tables=True)
-    for name in "abc":
-        await catalog.session(name).add_items([raw.message(f"word {n}") for n in range(4)])
-    monkeypatch.setattr(feature, "MOST", 5)
+    for name in "ab":
+        items = [raw.message(f"word{number % 200}") for number in range(MOST)]
+        await catalog.session(name).add_items(items)
 
     class StoppedError(Exception):
         pass
@@ -640,18 +659,18 @@ async def test_an_interrupted_index_is_continued(engine, monkeypatch, steps):
     seen: list[int] = []
     with pytest.raises(StoppedError):
         await catalog.create_index("$text", progress=stop)
-    assert await raw.count_rows(engine, ROWS) == 5 * steps
+    assert await raw.count_rows(engine, ROWS) == MOST * steps
     assert [each.complete for each in await catalog.list_indexes()] == [False, True]
-    assert len(await found(catalog, "word", limit=100)) == 12
+    assert len(await found(catalog, "word7")) == 10
     assert await catalog.create_index("$text")
     assert [each.complete for each in await catalog.list_indexes()] == [True, True]
-    assert await raw.count_rows(engine, ROWS) == 12
+    assert await raw.count_rows(engine, ROWS) == 2 * MOST
 
 
 # ---- plans ----
 
 
-async def explained(catalog, monkeypatch, *calls) -> list[str]:
+async def explained(catalog, *calls) -> list[str]:
     """The plans of the statements that some searches run, without statistics on PostgreSQL."""
     engine, statements = catalog.engine, []
 
@@ -679,7 +698,9 @@ async def explained(catalog, monkeypatch, *calls) -> list[str]:
 
 
 @pytest.mark.thorough
-async def test_words_are_looked_up_by_item(catalog, engine, monkeypatch):
+async def test_words_are_looked_up_by_item(engine):
+    catalog = SizedCatalog(engine, windows=(20, 40), few=50)
+    await catalog.create_index("$text")
     records = (
         {
             "format": 1,
@@ -695,11 +716,8 @@ async def test_words_are_looked_up_by_item(catalog, engine, monkeypatch):
         for number in range(600)
     )
     await catalog.import_sessions(records)
-    monkeypatch.setattr(searching, "WINDOWS", (20, 40))
-    monkeypatch.setattr(searching, "FEW", 50)
     plans = await explained(
         catalog,
-        monkeypatch,
         lambda: catalog.search("nothing"),
         lambda: catalog.search("word", by_session=True),
         lambda: catalog.search("nothing", {"owner_id": "u1"}),

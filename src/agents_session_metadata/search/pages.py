@@ -32,19 +32,24 @@ from .query import WordQuery, text_of_item
 from .statements import SearchBuilder, Shape, Way
 from .words import stored_words
 
-FEW = 5_000
-"""Items of a scope that are all tested."""
-FEW_SESSIONS = 1_000
-"""Sessions of a scope whose ids are read."""
-WINDOWS = (2_000, 20_000)
-"""Newest items that are tested before others. The second window is used if all would be next."""
-FEW_CANDIDATES, MOST_CANDIDATES = 2_000, 20_000
-"""Candidates of the database's own index that are read at most; between them, the second window of
-newest items is tested before."""
-_TAIL = 1_000
-"""Items that are looked through for missing rows in each search by the database's own index."""
-_NEXT = 500
-"""Candidates that are read at once if those for a page were not enough."""
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much a search reads before it takes another way."""
+
+    few: int = 5_000
+    """Items of a scope that are all tested."""
+    few_sessions: int = 1_000
+    """Sessions of a scope whose ids are read."""
+    windows: tuple[int, int] = (2_000, 20_000)
+    """Newest items that are tested before others. The second is used if all would be next."""
+    candidates: tuple[int, int] = (2_000, 20_000)
+    """Candidates of the database's own index that are read at most; between them, the second window
+    of newest items is tested before."""
+    tail: int = 1_000
+    """Items that are looked through for missing rows in each search by the database's own index."""
+    next: int = 500
+    """Candidates that are read at once if those for a page were not enough."""
 
 
 class HitPosition(NamedTuple):
@@ -80,6 +85,7 @@ class HitReader:
     query: WordQuery
     by_session: bool
     limit: int
+    sizes: Sizes
     to_write: dict[int, str] = field(default_factory=dict)
     """Stored words of items that had no row."""
     advances: bool = False
@@ -93,16 +99,16 @@ class HitReader:
 
         Returns None if there is no index.
         """
-        rows = self._execute(SearchBuilder.scope, {"limit": FEW_SESSIONS + 1})
+        rows = self._execute(SearchBuilder.scope, {"limit": self.sizes.few_sessions + 1})
         if not rows:
             return None
         native, self._filled = rows[0][:2]
         sessions = [row[2:] for row in rows if row[2] is not None]
         ids = titled = None
-        if self.condition.constant is not True and len(sessions) <= FEW_SESSIONS:
+        if self.condition.constant is not True and len(sessions) <= self.sizes.few_sessions:
             ids = [session_id for session_id, _, _ in sessions]
             titled = [session_id for session_id, title, _ in sessions if self._is_titled(title)]
-        is_small = ids is not None and sum(items for _, _, items in sessions) <= FEW
+        is_small = ids is not None and sum(items for _, _, items in sessions) <= self.sizes.few
         hits = merge(
             self._items(after, ids, is_small=is_small, native=native > 0),
             self._read(Way.ALL, after, titled, titles=True),
@@ -118,11 +124,11 @@ class HitReader:
         self, after: HitPosition | None, ids: list[str] | None, *, is_small: bool, native: bool
     ) -> Iterator[Candidate]:
         if not is_small:
-            after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[0])
-            is_native = native and self._has_at_most(FEW_CANDIDATES)
+            after = yield from self._read(Way.NEWEST, after, ids, self.sizes.windows[0])
+            is_native = native and self._has_at_most(self.sizes.candidates[0])
             if not is_native and ids is None:
-                after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[-1])
-            if is_native or (native and self._has_at_most(MOST_CANDIDATES)):
+                after = yield from self._read(Way.NEWEST, after, ids, self.sizes.windows[1])
+            if is_native or (native and self._has_at_most(self.sizes.candidates[1])):
                 ways = (self._read(way, after, ids) for way in (Way.NATIVE, Way.MISSING))
                 yield from merge(*ways, key=lambda found: found.position, reverse=True)
                 return
@@ -134,7 +140,7 @@ class HitReader:
             SearchBuilder.count_candidates, Way.NATIVE, None, None, candidates=most + 1
         )[0]
         self._newest = newest or 0
-        self.advances = self._newest - self._filled > _TAIL
+        self.advances = self._newest - self._filled > self.sizes.tail
         return int(count) <= most
 
     def _read(
@@ -155,7 +161,7 @@ class HitReader:
             found = [candidate(row) for row in rows]
             yield from (each for each in found if each.hit is not None)
             after = found[-1].position if found else after
-            more, limit = len(found) == limit, _NEXT
+            more, limit = len(found) == limit, self.sizes.next
         return after
 
     def _item_candidate(self, row: Any) -> Candidate:
@@ -223,7 +229,7 @@ class HitReader:
         )
         plain = [word for word, _ in query.words if word.isascii()]
         given: dict[str, Any] = {
-            "candidates": MOST_CANDIDATES + 1,
+            "candidates": self.sizes.candidates[1] + 1,
             **limits,
             "native": dialect.text_search.native_query(query.words),
             "filled": self._filled,
@@ -262,13 +268,14 @@ async def search(
     limit: int,
     cursor: str | None,
     by_session: bool,
+    sizes: Sizes = Sizes(),
 ) -> SearchPage:
     database: Database = store.database
     question = ["search", query.encoded(), by_session, condition.encoded()]
     after = None if cursor is None else _decode(cursor, question, database)
 
     def read(connection: Connection) -> tuple[HitReader, list[Candidate], bool] | None:
-        searching = HitReader(connection, store.queries, condition, query, by_session, limit)
+        searching = HitReader(connection, store.queries, condition, query, by_session, limit, sizes)
         found = searching.run(after)
         return found and (searching, *found)
 
