@@ -42,6 +42,8 @@ import httpx2
 import pytest
 from agents import Runner, RunResultStreaming, RunState
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
+from sqlalchemy import make_url
+from sqlalchemy.pool import NullPool
 
 from agents_session_metadata import SessionCatalog, SessionRuns
 
@@ -56,7 +58,10 @@ numbers = itertools.count()
 
 @cache
 def catalog_of(loop: asyncio.AbstractEventLoop) -> SessionCatalog:  # the key of the cache
-    return SessionCatalog.from_url(os.environ["SDK_RUNS_URL"], create_tables=True)
+    url = make_url(os.environ["SDK_RUNS_URL"])
+    # The connections of a loop that has ended cannot be closed, and a server has 300.
+    options = {} if url.get_backend_name() == "sqlite" else {"poolclass": NullPool}
+    return SessionCatalog.from_url(url, create_tables=True, engine_kwargs=options)
 
 
 @dataclass
