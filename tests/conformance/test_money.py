@@ -59,7 +59,7 @@ async def test_costs_of_any_size_are_added_exactly(session, catalog):
         Decimal(10) ** 29,
     ]
     await booked(catalog, *costs)
-    with decimal.localcontext(prec=100):
+    with decimal.localcontext(decimal.Context(prec=100)):
         everything = sum(costs)
     row = await total(catalog)
     assert (row.cost, row.unpriced, row.requests) == (everything, (), len(costs))
