@@ -100,4 +100,10 @@ async def write_old(engine: AsyncEngine, session_id: str) -> None:
         columns = ", ".join(["session_id", *row])
         values = ", ".join(f":{name}" for name in ["session_id", *row])
         statement = f"INSERT INTO {OWN}_{end} ({columns}) VALUES ({values})"
-        await raw.execute(engine, statement, session_id=session_id, **row)
+        # sqlite3 has no dates of its own, as SQLAlchemy's type knows and plain SQL does not.
+        is_text = engine.dialect.name == "sqlite"
+        given = {
+            name: str(value) if is_text and isinstance(value, date) else value
+            for name, value in row.items()
+        }
+        await raw.execute(engine, statement, session_id=session_id, **given)
