@@ -168,15 +168,19 @@ async def test_stops_from_another_process_leave_the_text_once_and_nothing_is_wri
             client = Client()
             task = asyncio.ensure_future(client.follow(runs, name))
             await asyncio.sleep(chance.uniform(0, 1.2))
-            assert await runs.cancel(name) is True
+            is_stopped = await runs.cancel(name)
             after = await history(catalog, name)
             await task
-            assert client.status == {"type": "status", "status": "cancelled"}
+            if is_stopped:
+                assert client.status == {"type": "status", "status": "cancelled"}
+            else:  # On a busy machine, the run can have ended before.
+                assert client.status["status"] == "finished"
+                assert shape(after) == SHAPE
             return after
 
-        stopped = await asyncio.gather(*map(stop, names))
+        histories = await asyncio.gather(*map(stop, names))
         await asyncio.sleep(1.5)
-        for name, after in zip(names, stopped, strict=True):
+        for name, after in zip(names, histories, strict=True):
             assert await history(catalog, name) == after
             _check_stopped(after)
             run = await runs.run(name, speaking(["Hello"], ["Hello"], ["Hello"]), "Again")
