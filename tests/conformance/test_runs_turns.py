@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from processes import Script
+from servers import POSTGRESQL_DRIVER
 from sqlalchemy import event
 
 from agents_session_metadata import (
@@ -238,7 +239,11 @@ async def is_interrupted(runs: SessionRuns) -> bool:
 
 @pytest.mark.only_on("postgresql")
 async def test_a_timeout_of_the_driver_does_not_end_the_renewal(shared_database, till) -> None:
-    engine = shared_database.engine(connect_args={"command_timeout": 0.7})
+    limits = {
+        "asyncpg": {"command_timeout": 0.7},
+        "psycopg": {"options": "-c statement_timeout=700"},
+    }
+    engine = shared_database.engine(connect_args=limits[POSTGRESQL_DRIVER])
     catalog = SessionCatalog(engine, create_tables=True)
     runs = SessionRuns(catalog, lease=timedelta(seconds=3))
     run = await working(runs, till)
