@@ -162,25 +162,21 @@ async def test_stops_from_another_process_leave_the_text_once_and_nothing_is_wri
     catalog = await made(shared_database)
     runs = SessionRuns(catalog)
     names = [f"chat-{n}" for n in range(scale(3, 5))]
-    async with worker(shared_database.url, 0.05, *names):
+    async with worker(shared_database.url, 0.1, *names):
 
         async def stop(name: str) -> list[Any]:
             client = Client()
             task = asyncio.ensure_future(client.follow(runs, name))
             await asyncio.sleep(chance.uniform(0, 1.2))
-            is_stopped = await runs.cancel(name)
+            assert await runs.cancel(name) is True
             after = await history(catalog, name)
             await task
-            if is_stopped:
-                assert client.status == {"type": "status", "status": "cancelled"}
-            else:  # On a busy machine, the run can have ended before.
-                assert client.status["status"] == "finished"
-                assert shape(after) == SHAPE
+            assert client.status == {"type": "status", "status": "cancelled"}
             return after
 
-        histories = await asyncio.gather(*map(stop, names))
+        stopped = await asyncio.gather(*map(stop, names))
         await asyncio.sleep(1.5)
-        for name, after in zip(names, histories, strict=True):
+        for name, after in zip(names, stopped, strict=True):
             assert await history(catalog, name) == after
             _check_stopped(after)
             run = await runs.run(name, speaking(["Hello"], ["Hello"], ["Hello"]), "Again")
