@@ -230,28 +230,28 @@ def _run(script: str, arguments: list[str], channel: Connection) -> None:
         sys.exit(1)
 
 
+def _begin(directory: Path, environment: dict[str, str], stdout: int, stderr: int) -> None:
+    """Give a forked process what a started one gets: its streams, directory and environment."""
+    for number, passed in enumerate((stdout, stderr), start=1):
+        os.dup2(passed, number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
 def _serve(directory: Path, app: str, environment: dict[str, str], port: int, log: Path) -> None:
     import uvicorn
 
     with log.open("ab", buffering=0) as output:
-        for number in (1, 2):
-            os.dup2(output.fileno(), number)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
-    os.chdir(log.parent)
-    os.environ.clear()
-    os.environ.update(environment)
+        _begin(log.parent, environment, output.fileno(), output.fileno())
     uvicorn.run(app, app_dir=str(directory), port=port)
 
 
 def _run_program(
     path: Path, directory: Path, environment: dict[str, str], stdout: Any, stderr: Any
 ) -> None:
-    for number, passed in enumerate((stdout, stderr), start=1):
-        os.dup2(passed.detach(), number)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
-    os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(environment)
+    _begin(directory, environment, stdout.detach(), stderr.detach())
     tempfile.tempdir = None
     sys.argv = [str(path)]
     sys.path.insert(0, str(path.parent))
