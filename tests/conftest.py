@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from scaling import IS_FULL, scale
+from scaling import IS_FULL
 from servers import (
     DATABASES,
     KNOWN_DATABASES,
@@ -56,14 +56,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
     ]
     names = {item.nodeid for item in applying}
     repeated = {item for item in applying if repeats_in_memory(item, names)}
-    left_out = {*items} - {*applying} | (set() if IS_FULL else repeated)
+    left_out = {*items} - {*applying} | (set() if is_everywhere() else repeated)
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
     for item in items:
         if is_quick(item):
             item.add_marker("quick")
-        is_scalable = hasattr(item.obj, "hypothesis") or hasattr(item.module, scale.__name__)
-        if is_scalable or item in repeated:
+        if hasattr(item.obj, "hypothesis"):
             item.add_marker("scaled")
 
 
@@ -97,7 +96,7 @@ def runs_in_every_change(item: pytest.Function) -> bool:
 def repeats_in_memory(item: pytest.Function, names: set[str]) -> bool:
     """Whether a test on a SQLite file is the same test as one on SQLite in memory.
 
-    Those run in `make fuzz` only. Tests of several connections or processes run on a file always.
+    Those run in `.ci/nightly` only. Tests of several connections or processes run on a file always.
     """
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     is_on_file = parameters.get("database") == "sqlite-file"

@@ -1,8 +1,8 @@
 """How much a test does: little in `make test`, a lot in `make fuzz`, which sets TEST_SCALE=full.
 
 A property test takes its numbers of examples from `@examples(25)` or `@examples(25, 2_000)`, any
-other count from `scale(50, 100_000)`. `make fuzz` runs the property tests and the modules that
-import `scale`.
+other count from `scale(50, 100_000)`. `make fuzz` runs the property tests and those that are marked
+`scaled`.
 """
 
 from __future__ import annotations

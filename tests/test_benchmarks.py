@@ -28,6 +28,7 @@ def benchmarks(monkeypatch):
     return run
 
 
+@pytest.mark.scaled
 @pytest.mark.thorough
 def test_a_short_run_writes_the_tables(tmp_path) -> None:
     """In a process of its own: it collects garbage before each measurement."""

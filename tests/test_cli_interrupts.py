@@ -82,6 +82,7 @@ async def filled(shared_database):
     return catalog
 
 
+@pytest.mark.scaled
 @pytest.mark.logic
 @pytest.mark.timeout(scale(300, 1_200))
 async def test_at_any_time(shared_database, filled, tmp_path):
@@ -128,6 +129,7 @@ async def test_at_any_time(shared_database, filled, tmp_path):
     assert 130 in seen
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("args", [["list"], ["--help"], ["resume-check", "chat"]])
 async def test_while_it_starts(args, tmp_path):
     url = f"sqlite:///{tmp_path}/x.db"

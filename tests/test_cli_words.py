@@ -477,6 +477,7 @@ MORE_STREAMS = [
 ]
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize(("line", "code", "words"), scale(STREAMS, STREAMS + MORE_STREAMS))
 def test_streams_that_are_closed_or_full(line, code, words, tmp_path):
     filled(tmp_path, f"big={'x' * 60_000}")

@@ -132,6 +132,7 @@ def report(run, pytester, names: list[str]) -> list[list[str]]:
     return [["promise", *map(COLUMNS.get, names)], *rows]
 
 
+@pytest.mark.scaled
 @pytest.mark.thorough
 def test_report_on_the_page(run, pytester):
     _, table, _ = PAGE.read_text(encoding="utf-8").split("<!-- report -->\n")

@@ -147,6 +147,14 @@ def test_marks_that_cannot_apply_are_refused(tmp_path: Path, error: str) -> None
     assert error in collected(tmp_path, WRONG[error])
 
 
+def test_modules_with_large_counts_have_tests_that_fuzz_selects() -> None:
+    modules = Path(__file__).parent.rglob("test_*.py")
+    texts = {path.name: path.read_text(encoding="utf-8") for path in modules}
+    scaled = {name for name, text in texts.items() if re.search(r"import .*\bscale\b", text)}
+    assert {"test_plans.py", "test_runs_crashes.py"} <= scaled
+    assert {name for name in scaled if "@pytest.mark.scaled" not in texts[name]} == set()
+
+
 async def test_database_is_empty_and_of_its_kind(database: Database) -> None:
     engine = database.engine()
     assert engine.dialect.name == database.kind

@@ -156,6 +156,7 @@ async def test_a_client_that_leaves_a_stream_does_not_lock_its_chat(streaming, t
     await leave_and_come_back(streaming, tmp_path)
 
 
+@pytest.mark.scaled
 @pytest.mark.logic
 @pytest.mark.parametrize(
     "streaming", scale(["middleware"], ["fastapi", "middleware"]), indirect=True

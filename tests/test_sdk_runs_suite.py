@@ -48,6 +48,7 @@ def files() -> list[str]:
     return [*named, *(f"mcp/test_{name}.py" for name in scale([], FURTHER_MCP))]
 
 
+@pytest.mark.scaled
 @pytest.mark.logic
 @pytest.mark.timeout(1_200)
 def test_the_sdks_tests_of_runs_pass_through_session_runs(

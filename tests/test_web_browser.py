@@ -220,6 +220,7 @@ async def test_tab_reaches_everything_in_the_order_of_the_page(demo, browser) ->
     assert "Approved by ana" in await page.inner_text(".run:target")
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize(
     ("size", "scheme"),
     [

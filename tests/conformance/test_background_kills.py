@@ -94,6 +94,7 @@ async def made(database: Any) -> SessionCatalog:
     return catalog
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("number", range(scale(1, 40)))
 async def test_killed_runs_go_on_elsewhere_before_the_eyes_of_their_followers(
     shared_database, number
@@ -132,6 +133,7 @@ async def _until_done(runs: SessionRuns, names: list[str]) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("number", range(scale(1, 20)))
 async def test_reloads_at_random_moments_show_the_whole(shared_database, number) -> None:
     """Twenty reloads."""
@@ -153,6 +155,7 @@ async def test_reloads_at_random_moments_show_the_whole(shared_database, number)
         assert client.shown == plain(items)
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("number", range(scale(1, 20)))
 async def test_stops_from_another_process_leave_the_text_once_and_nothing_is_written_after(
     shared_database, number

@@ -279,6 +279,7 @@ def test_bad_budgets(options, error):
         Budget(**options)
 
 
+@pytest.mark.scaled
 async def test_at_most_one_call_more_for_each_run(shared_database):
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     first = await catalog.create_session("first", metadata={"owner_id": "u1"})

@@ -69,6 +69,7 @@ async def test_more_keys_of_a_page_than_a_driver_takes_parameters(session, catal
         assert (await catalog.list_sessions(keys=keys)).sessions[0].metadata == {"a": 1}
 
 
+@pytest.mark.scaled
 @pytest.mark.logic
 @pytest.mark.thorough
 async def test_more_operands_than_a_driver_takes_parameters(session, catalog):

@@ -218,6 +218,7 @@ async def work(catalog, arguments):
 """
 
 
+@pytest.mark.scaled
 async def test_erasing_that_is_killed_goes_on_when_it_is_called_again(shared_database):
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     await catalog.create_index("$text")

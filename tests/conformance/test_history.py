@@ -450,6 +450,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.scaled
 async def test_rewinding_while_others_write(shared_database):
     engine = shared_database.engine()
     catalog = SessionCatalog(engine, create_tables=True)

@@ -98,6 +98,7 @@ def _questions(catalog: SessionCatalog, where: dict[str, Any]) -> dict[str, Any]
     }
 
 
+@pytest.mark.scaled
 async def test_questions_read_what_they_select(shared_database: Database):
     await _load(shared_database)
     engine = shared_database.engine()

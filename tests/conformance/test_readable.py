@@ -390,6 +390,7 @@ async def _two(engine: Any) -> tuple[SessionCatalog, SessionCatalog]:
     return catalogs[0], catalogs[1]
 
 
+@pytest.mark.scaled
 @pytest.mark.logic
 async def test_calls_on_a_readable_catalog_depend_on_nothing_outside(shared_database):
     engine = shared_database.engine()
@@ -441,6 +442,7 @@ def _page(dice: random.Random, name: str) -> tuple[str, str, Any]:
     )
 
 
+@pytest.mark.scaled
 @pytest.mark.only_on("sqlite")
 @pytest.mark.parametrize("door", ["http", "browser"])
 async def test_a_door_answers_writes_with_403_and_shows_nothing_outside(engine, door):
@@ -480,6 +482,7 @@ async def test_a_door_answers_writes_with_403_and_shows_nothing_outside(engine, 
     assert await all_rows(engine) == before
 
 
+@pytest.mark.scaled
 @pytest.mark.only_on("sqlite")
 async def test_mcp_offers_no_writing_tools_and_shows_nothing_outside(engine):
     alone, both = await _two(engine)

@@ -20,6 +20,7 @@ async def test_killed_at_three_moments(shared_database, tmp_path) -> None:
     assert kills == len(MOMENTS)
 
 
+@pytest.mark.scaled
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", range(scale(1, 200)))
 async def test_killed_at_a_random_moment(shared_database, tmp_path, number) -> None:

@@ -146,6 +146,7 @@ class Failing:
             child.kill()
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("number", range(scale(5, 100)))
 async def test_a_request_that_is_repeated_after_failures_does_its_work_once(
     shared_database, tmp_path, number

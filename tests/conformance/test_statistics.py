@@ -210,6 +210,7 @@ async def test_one_session(catalog):
     assert found.tool_calls == 3
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("seed", scale([1], range(50)))
 @pytest.mark.thorough
 async def test_random_sessions(catalog, seed):

@@ -290,6 +290,7 @@ class User:
         return answer
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(scale(1, 12)))
 async def test_answers_do_not_depend_on_others(shared_database, seed):
     engine = shared_database.engine()

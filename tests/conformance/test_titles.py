@@ -111,6 +111,7 @@ async def test_what_happens_while_the_model_writes(session, catalog):
         assert (await catalog.get_session(f"s{number}") is None) == (event == "a deletion")
 
 
+@pytest.mark.scaled
 async def test_the_title_of_a_person_wins_every_race(catalog):
     async def race(number):
         one = await catalog.create_session(f"s{number}")

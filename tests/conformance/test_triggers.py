@@ -162,6 +162,7 @@ async def check_everything(engine: AsyncEngine) -> None:
 EVERYTHING = (None, None)
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize(
     ("event", "table"),
     scale(

@@ -470,6 +470,7 @@ async def test_names_that_cannot_be_stored(session, catalog, odd):
     assert (await session.get_metadata())[keys.RUNS] == 1
 
 
+@pytest.mark.scaled
 async def test_sums_equal_the_usage_of_the_sdk(shared_database):
     engine = shared_database.engine()
     catalog = SessionCatalog(engine, create_tables=True)

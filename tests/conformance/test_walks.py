@@ -228,6 +228,7 @@ async def filled(database: Database) -> tuple[SessionCatalog, list[Session]]:
     return await _filled(database)
 
 
+@pytest.mark.scaled
 @examples(2, 300)
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.thorough

@@ -97,6 +97,7 @@ STORED: dict[str, list[dict[str, Any]]] = {
 OFTEN = ["control characters", "every language, short", "a wide table", "keys"]
 
 
+@pytest.mark.scaled
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", scale(OFTEN, [*STORED]))
 async def test_a_page_of_a_session_takes_a_second_and_2_mib_at_most(engine, name) -> None:
@@ -110,6 +111,7 @@ async def test_a_page_of_a_session_takes_a_second_and_2_mib_at_most(engine, name
 
 
 # These runs are larger than a packet of these servers.
+@pytest.mark.scaled
 @pytest.mark.not_on("mariadb", "mysql")
 @pytest.mark.thorough
 async def test_lists_and_metadata_take_a_second_and_2_mib_at_most(engine) -> None:
@@ -169,6 +171,7 @@ async def test_an_image_that_cannot_be_decoded_is_not_found(engine) -> None:
         assert (await browser.get(image)).status_code == 404
 
 
+@pytest.mark.scaled
 @pytest.mark.thorough
 async def test_memory_comes_back_after_a_thousand_pages(engine) -> None:
     """Of different texts with images, after their sessions were deleted."""

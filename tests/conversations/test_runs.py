@@ -141,6 +141,7 @@ async def test_an_item_has_no_id_until_it_is_in_the_history(runs, server) -> Non
     assert found[-1]["status"] == "finished"
 
 
+@pytest.mark.scaled
 @pytest.mark.logic
 @pytest.mark.thorough
 async def test_pages_whose_connections_are_dropped_show_the_whole(runs, server) -> None:
