@@ -1,4 +1,4 @@
-"""Runs that work in tasks of this process: begun, recovered after a crash, and ended with it."""
+"""Runs that work in tasks of this process: begun, recovered after a crash, ended anywhere."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection
+from sqlalchemy.util import await_only
 
 from agents_session_metadata.core.database import FAILURES, settle
+from agents_session_metadata.core.messages import UNREADABLE, read_history
 from agents_session_metadata.errors import (
     BudgetExceededError,
     RunCancelledError,
@@ -25,15 +27,23 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.runs.approvals import RunFilter, RunInfo, read_page
 from agents_session_metadata.runs.claim import Request, Settings, lock_run, statements, write_status
-from agents_session_metadata.runs.feature import FAILED, INTERRUPTED, keep_outcome
+from agents_session_metadata.runs.execution import RunSession
+from agents_session_metadata.runs.feature import (
+    FAILED,
+    INTERRUPTED,
+    STOPPED,
+    WAITING,
+    give_up,
+    keep_outcome,
+)
+from agents_session_metadata.runs.record import Progress
 from agents_session_metadata.runs.runs import StreamedRun
 from agents_session_metadata.runs.work import take_turn
-from agents_session_metadata.text import quoted
+from agents_session_metadata.text import is_encrypted, quoted
 
 from .answers import LiveAnswer
-from .cancelling import cancel_run
 from .following import Follower
-from .items import Event, Opener
+from .items import Event, Opener, left_messages
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -103,13 +113,55 @@ class BackgroundRuns:
             await _interrupt(self._tasks())
 
     async def cancel(self, session_id: str, *, keep: bool, wrap: Any) -> bool:
-        """Ends the run of a session."""
-        own = self._tasks(session_id)
-        is_found = await cancel_run(self._settings, session_id, keep=keep, wrap=wrap)
+        """Ends the run of a session. Returns whether one worked, was interrupted or waited."""
+        store, own = self._settings.store, self._tasks(session_id)
+
+        def write(connection: Connection) -> bool:
+            row = lock_run(store, connection, session_id)
+            if row is None or row.status == FAILED:
+                return False
+            texts = self._text_so_far(connection, row, wrap) if keep else []
+            give_up(store.database, connection, session_id, STOPPED)
+            if texts:
+                sql = statements(store.database.tables, store.database.dialect)
+                connection.execute(sql.touch, {"session": session_id})
+                store.insert_items(connection, session_id, texts)
+            return True
+
+        is_found = await store.database.write(write, prepare=store.is_restricted)
         if is_found:
             # Those elsewhere find out by themselves.
             await _interrupt(own)
         return is_found
+
+    def _text_so_far(self, connection: Connection, row: Any, wrap: Any) -> list[str]:
+        """Returns what the history lacks of the answers of a live run, as items to be stored."""
+        settings, database = self._settings, self._settings.store.database
+        session_id, progress = row.session_id, Progress.load(row.progress)
+        if not progress.live or row.status == WAITING:
+            return []
+        found = read_history(database, connection, session_id, after=progress.base)
+        items = [(each.item_id, each.item) for each in found if each.item is not UNREADABLE]
+        if wrap is None and any(is_encrypted(item) for _, item in items):
+            return []  # In an encrypted history, nothing is stored in plain text.
+        sql = statements(database.tables, database.dialect)
+        rows: Any = connection.execute(sql.read_steps, {"session": session_id})
+        # Batches of the answer in progress come last. Their numbers fall below 0.
+        ordered = sorted(rows, key=lambda row: (row.number < 0, abs(row.number)))
+        steps = [settings.encryption.load(row.value) for row in ordered]
+
+        async def sealed() -> list[str]:
+            opener = Opener(session_id, wrap)
+            stored = [item for _, item in await opener.open(items)]
+            left = await opener.close(left_messages(stored, steps))
+            plain = RunSession._in_store(
+                session_id, settings.store, must_exist=True, **settings.session_options
+            )
+            return await plain._texts(left)
+
+        # In this transaction: the wrapper encrypts, and reads no database.
+        texts: list[str] = await_only(sealed())
+        return texts
 
     def follow(
         self, session_id: str, after: int | None, *, forever: bool, wrap: Any
