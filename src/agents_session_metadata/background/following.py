@@ -14,6 +14,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from agents_session_metadata.runs.approvals import load_error, load_pending
@@ -98,7 +99,10 @@ class Follower:
             return []
         steps = [text for number, text in found.steps if number > at.number]
         answers = [answer_of(self._encryption.load(text)) for text in steps]
-        events = list(self._walk(await self._open(new), list(filter(has_calls, answers))))
+        finished = list(chain.from_iterable(filter(has_calls, answers)))
+        events = list(self._new(await self._open(new), finished))
+        if finished:
+            self._partial.clear()
         for answer in answers:
             if not (has_calls(answer) or new):
                 # Its text was shown as it was written. It becomes an item when it is stored.
@@ -137,8 +141,7 @@ class Follower:
             step = self._encryption.load(text)
             # What came before the run has replaced the history is in it.
             answers = [] if "base" in step else [*answers, answer_of(step)]
-        calls = [item for answer in filter(has_calls, answers) for item in answer]
-        recorded = unstored(calls, part)
+        recorded = unstored(chain.from_iterable(filter(has_calls, answers)), part)
         self._forget()
         self._recorded.update(map(key_of, recorded))
         self._show(found)
@@ -161,27 +164,21 @@ class Follower:
 
     # ---- what happens ----
 
-    def _walk(
-        self, history: Iterable[tuple[int, Item]], answers: list[list[Item]]
+    def _new(
+        self, history: Iterable[tuple[int, Item]], answers: Iterable[Item] = ()
     ) -> Iterator[Event]:
-        """Yields new items of the history, and of answers, in the order of the history."""
+        """Yields new items of the history, and then items of answers that it does not have yet."""
+        found = []
         for item_id, item in history:
-            key = key_of(item)
             self._at.item = max(self._at.item or 0, item_id)
-            while not self._recorded[key] and any(key in map(key_of, each) for each in answers):
-                yield from self._answer(answers.pop(0))
-            if self._recorded[key]:
-                self._recorded[key] -= 1
+            if self._recorded[key_of(item)]:
+                self._recorded[key_of(item)] -= 1
             else:
+                found.append(item)
                 yield from self._item(item, item_id)
-        for answer in answers:
-            yield from self._answer(answer)
-
-    def _answer(self, answer: Sequence[Item]) -> Iterator[Event]:
-        for item in answer:
+        for item in unstored(answers, found):
             self._recorded[key_of(item)] += 1
             yield from self._item(item, None)
-        self._partial.clear()
 
     def _item(self, item: Item, item_id: int | None) -> Iterator[Event]:
         yield from rest_of(item, self._partial)
@@ -198,7 +195,7 @@ class Follower:
         was_cancelled = end is not None and end.status == CANCELLED
         if was_cancelled or not known or any(item_id == known for item_id, _ in rows):
             new = await self._open([row for row in rows if row[0] > known])
-            events = list(self._walk(new, []))
+            events = list(self._new(new))
             self._forget()
         else:  # The history was replaced.
             self._forget()
