@@ -530,8 +530,24 @@ async def test_a_scope_can_return_the_catalog_itself(engine):
 async def test_streams_of_two_readable_catalogs_are_not_shared(engine):
     catalog = SessionCatalog(engine, create_tables=True)
     streams = Streams(10, 10)
-    keys = set()
-    for name in ("clara", "dora"):
+
+    async def opened(name: str) -> asyncio.Task[None]:
         visible = catalog.readable({"members": {"$contains": name}})
-        keys.add(streams.follow(visible, None, dict, None)._key)
-    assert len(keys) == 2
+        sent, gone = asyncio.Event(), asyncio.Event()
+
+        async def receive():
+            await gone.wait()
+
+        async def send(message):
+            sent.set()
+
+        stream = streams.follow(visible, None, dict, None)
+        task = asyncio.ensure_future(stream({"type": "http"}, receive, send))
+        await sent.wait()
+        return task
+
+    tasks = [await opened(name) for name in ("clara", "dora", "dora")]
+    assert len(streams._polls) == 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -5,7 +5,6 @@ No connection to the database is held while a body is read or an answer is sent.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,7 +20,7 @@ from agents_session_metadata.types import JSONObject
 
 from .events import Streams
 from .openapi import document
-from .requests import APIError, answer_to, read_body, read_query, valid_json
+from .requests import APIError, answer_to, call_with, read_body, read_query, valid_json
 from .routes import HIDDEN, ROUTES, Call, Route
 from .run_routes import DECISIONS, RUN_ROUTES
 
@@ -101,13 +100,11 @@ def sessions_app(
     routes: tuple[Route, ...] = ROUTES
     if runs is not None:
         routes += (*RUN_ROUTES, *([DECISIONS] if allow_decisions else []))
-    roles = None if allow_roles is None else frozenset(allow_roles)
-    hidden = HIDDEN - frozenset(public_keys)
-    return _SessionsApp(
+    return SessionsApp(
         catalog,
         scope,
-        hidden,
-        roles,
+        HIDDEN - frozenset(public_keys),
+        None if allow_roles is None else frozenset(allow_roles),
         max_body,
         body_timeout,
         routes,
@@ -145,7 +142,12 @@ class HTTPApp:
 
 
 @dataclass(frozen=True)
-class _SessionsApp(HTTPApp):
+class SessionsApp(HTTPApp):
+    """The arguments of `sessions_app`, its routes and the streams that are open.
+
+    `hidden` are the keys of metadata that no client sees.
+    """
+
     catalog: SessionCatalog
     get_scope: GetScope | None
     hidden: frozenset[str]
@@ -174,12 +176,7 @@ class _SessionsApp(HTTPApp):
             query, body = read_query(request, route.query), None
             if route.body is not None:
                 body = await read_body(request, route.body, self.max_body, self.body_timeout)
-            key = request.headers.get("idempotency-key")
-            roles = self.allow_roles
-            runs = None if self.runs is None else self.runs.with_catalog(catalog)
-            own = self.streams, request, runs, self.allow_decisions
-            call = Call(catalog, self.hidden, roles, path, query, body, key, *own)
-            answer = await route.run(call)
+            answer = await route.run(Call(self, request, catalog, path, query, body))
             return answer if isinstance(answer, Response) else _Answer(answer)
         except Exception as error:  # noqa: BLE001  # told to the client, without its message
             problem = answer_to(error)
@@ -254,9 +251,7 @@ async def scoped_catalog(
     """Returns None if the request has no scope; without `get_scope`, the whole catalog."""
     if get_scope is None:
         return catalog
-    values = get_scope(request)
-    if inspect.isawaitable(values):
-        values = await values
+    values = await call_with(get_scope, request)
     if isinstance(values, SessionCatalog):
         return values
     if not values or any(value is None for value in values.values()):

@@ -6,22 +6,24 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agents_session_metadata import SessionCatalog, SessionChange
+from agents_session_metadata.types import JSONObject
 
 from .requests import APIError, valid_json
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
 _QUEUED = 1_000
-"""Events that a client may be behind before its stream ends."""
+"""Changes that a client may be behind before its stream ends."""
+_AHEAD = 100
+"""Events of a run that are ready before their client reads them."""
 
 
 class _Poll:
@@ -79,13 +81,59 @@ class Streams:
         show: Callable[[Any], Mapping[str, Any]],
         on_corrupt: Any,
     ) -> Response:
-        scope, question = self.scope_of(catalog), json.dumps(where, sort_keys=True)
-        key = scope, question, catalog.engine, asyncio.get_running_loop()
-        is_ready = asyncio.Event()
-        changes = catalog.watch(
-            where, interval=self.interval, on_corrupt=on_corrupt, on_poll=is_ready.set
-        )
-        return _Changes(self, key, partial(_Poll, changes, is_ready), show)
+        """Returns a stream of changes, from a poll that it shares with others."""
+        scope = self.scope_of(catalog)
+        place = scope, json.dumps(where, sort_keys=True), catalog.engine, asyncio.get_running_loop()
+        queue: asyncio.Queue[Any] = asyncio.Queue(_QUEUED)
+
+        @asynccontextmanager
+        async def followed() -> AsyncIterator[None]:
+            poll = self._polls.get(place)
+            if poll is None or poll.task.done():
+                ready, interval = asyncio.Event(), self.interval
+                changes = catalog.watch(
+                    where, interval=interval, on_corrupt=on_corrupt, on_poll=ready.set
+                )
+                poll = self._polls[place] = _Poll(changes, ready)
+            poll.queues.add(queue)
+            try:
+                await poll.is_ready.wait()
+                yield
+            finally:
+                poll.queues.discard(queue)
+                if not poll.queues:
+                    poll.task.cancel()
+                    if self._polls.get(place) is poll:
+                        del self._polls[place]
+
+        def shown(change: SessionChange) -> tuple[str, Any]:
+            return change.kind, show(change.session)
+
+        return EventStream(self, scope, queue, followed(), shown)
+
+    def follow_run(self, scope: str, events: AsyncGenerator[JSONObject, None]) -> Response:
+        """Returns a stream of the events of one run."""
+        queue: asyncio.Queue[Any] = asyncio.Queue(_AHEAD)
+
+        async def fill() -> None:
+            try:
+                async with aclosing(events):
+                    async for event in events:
+                        await queue.put(event)
+            except Exception:
+                logger.exception("the run could not be followed")
+            await queue.put(None)
+
+        @asynccontextmanager
+        async def followed() -> AsyncIterator[None]:
+            # In a task of its own, because a read that is cancelled with the response would end it.
+            task = asyncio.ensure_future(fill())
+            try:
+                yield
+            finally:
+                task.cancel()
+
+        return EventStream(self, scope, queue, followed(), lambda event: (event["type"], event))
 
     def scope_of(self, catalog: SessionCatalog) -> str:
         """Returns the scope of another stream. Raises 503 if too many are open."""
@@ -98,13 +146,23 @@ class Streams:
 
 
 class EventStream(StreamingResponse):
-    """A stream of the events in its queue, until there is None."""
+    """A stream of the events in a queue, which is filled in the block `followed`, until None.
+
+    `shown` returns the name and the data of an event.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, streams: Streams, scope: str, queued: int) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        scope: str,
+        queue: asyncio.Queue[Any],
+        followed: AbstractAsyncContextManager[None],
+        shown: Callable[[Any], tuple[str, Any]],
+    ) -> None:
         self._streams, self._scope = streams, scope
-        self._queue: asyncio.Queue[Any] = asyncio.Queue(queued)
+        self._queue, self._followed, self._shown = queue, followed, shown
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(self._texts(), headers=headers)
 
@@ -113,26 +171,14 @@ class EventStream(StreamingResponse):
         streams._open += 1
         streams._open_in[self._scope] += 1
         try:
-            await self._begin()
-            with suppress(OSError):  # The client has gone.
-                # Without its version, Starlette listens for that on every server.
-                await super().__call__({**scope, "asgi": {}}, receive, send)
+            async with self._followed:
+                with suppress(OSError):  # The client has gone.
+                    # Without its version, Starlette listens for that on every server.
+                    await super().__call__({**scope, "asgi": {}}, receive, send)
         finally:
             streams._open -= 1
             streams._open_in[self._scope] -= 1
             streams._open_in += Counter()  # drops scopes without a stream
-            self._end()
-
-    async def _begin(self) -> None:
-        """Begins to fill the queue."""
-        raise NotImplementedError
-
-    def _end(self) -> None:
-        raise NotImplementedError
-
-    def _shown(self, event: Any) -> tuple[str, Any]:
-        """Returns the name and the data of an event."""
-        raise NotImplementedError
 
     async def _texts(self) -> AsyncIterator[str]:
         yield ": follows changes\n\n"
@@ -146,31 +192,3 @@ class EventStream(StreamingResponse):
                 return
             name, data = self._shown(event)
             yield f"event: {name}\ndata: {valid_json(data)}\n\n"
-
-
-class _Changes(EventStream):
-    """The changes of sessions, from a poll that streams share."""
-
-    def __init__(self, streams: Streams, key: Any, poll: Callable[[], _Poll], show: Any) -> None:
-        super().__init__(streams, key[0], _QUEUED)
-        self._key, self._make, self._show = key, poll, show
-
-    async def _begin(self) -> None:
-        polls = self._streams._polls
-        poll = polls.get(self._key)
-        if poll is None or poll.task.done():
-            poll = polls[self._key] = self._make()
-        self._poll = poll
-        poll.queues.add(self._queue)
-        await poll.is_ready.wait()
-
-    def _end(self) -> None:
-        poll, polls = self._poll, self._streams._polls
-        poll.queues.discard(self._queue)
-        if not poll.queues:
-            poll.task.cancel()
-            if polls.get(self._key) is poll:
-                del polls[self._key]
-
-    def _shown(self, event: SessionChange) -> tuple[str, Any]:
-        return event.kind, self._show(event.session)

@@ -7,9 +7,10 @@ to the server's log only.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -189,6 +190,12 @@ def valid_json(value: Any) -> str:
         value = json.loads(text, parse_constant=lambda _: None)
         return json.dumps(value, separators=(",", ":"))
     return text
+
+
+async def call_with(function: Callable[[Request], Any], request: Request) -> Any:
+    """Calls a function of the application, sync or async, with a request."""
+    found = function(request)
+    return await found if inspect.isawaitable(found) else found
 
 
 async def read_body(request: Request, model: type[M], most: int, timeout: float) -> M:

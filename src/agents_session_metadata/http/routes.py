@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -31,9 +31,13 @@ from agents_session_metadata.types import JSONObject
 from agents_session_metadata.values import id_problem
 
 from . import requests
-from .events import Streams
 from .public_items import catalog_id, item_type, public_id, refused_id, shown_item
 from .requests import APIError, invalid, not_found
+
+if TYPE_CHECKING:
+    from agents_session_metadata import SessionRuns
+
+    from .app import SessionsApp
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
@@ -74,28 +78,24 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """A request that has been checked. `catalog` is restricted to its scope.
+    """A request to an application that has been checked. `catalog` is restricted to its scope."""
 
-    `hidden` are the keys of metadata that the client does not see, `allow_roles` the roles of
-    messages that it can append; None allows every item. `key` is its `Idempotency-Key`. `runs` are
-    those of the catalog, if the application has them.
-    """
-
+    app: SessionsApp
+    request: Request
     catalog: SessionCatalog
-    hidden: frozenset[str]
-    allow_roles: frozenset[str] | None
     path: Mapping[str, str]
     query: Any
     body: Any
-    key: str | None
-    streams: Streams
-    request: Request
-    runs: Any
-    allow_decisions: Any
 
     @property
     def session_id(self) -> str:
         return self.path["conversation_id"]
+
+    @property
+    def runs(self) -> SessionRuns:
+        """Those of the catalog, if the application has runs."""
+        runs: Any = self.app.runs
+        return cast("SessionRuns", runs.with_catalog(self.catalog))
 
     # ---- conversations ----
 
@@ -128,7 +128,7 @@ class Call:
             raise APIError(400, f"The conversation cannot have metadata: its id {problem}.")
         changes = self.body.metadata
         if changes is None:
-            kept = self.hidden | READ_ONLY | self.catalog.scope.keys()
+            kept = self.app.hidden | READ_ONLY | self.catalog.scope.keys()
             changes = dict.fromkeys({*info.metadata, *corrupt} - kept)
         removed = [key for key, value in _writable(changes).items() if value is None]
         await self.catalog.set_metadata(
@@ -163,7 +163,7 @@ class Call:
         """Counts the conversations per value of a key, among the newest that match."""
         query: requests.CountValues = self.query
         key = self.path["key"]
-        if key in self.hidden:
+        if key in self.app.hidden:
             raise invalid(f"`{key}` is not public.", "key")
         newest = await self.catalog.list_sessions(self._where(), limit=_COUNTED, keys=[])
         ids = [info.session_id for info in newest.sessions]
@@ -236,7 +236,7 @@ class Call:
 
     async def events(self) -> Response:
         """Changes of the newest 100 conversations that match, as server-sent events."""
-        return self.streams.follow(self.catalog, self._where(), self._shown, _log_corrupt)
+        return self.app.streams.follow(self.catalog, self._where(), self._shown, _log_corrupt)
 
     # ---- items ----
 
@@ -262,7 +262,7 @@ class Call:
 
     async def create_items(self) -> JSONObject:
         """Append items in one transaction."""
-        items, key = self._checked(self.body.items), self.key
+        items, key = self._checked(self.body.items), self.request.headers.get("idempotency-key")
         if key is not None and id_problem(key) is not None:
             raise invalid(f"The key {id_problem(key)}.", "Idempotency-Key")
         for item in items:
@@ -313,7 +313,7 @@ class Call:
         raise SessionChangedError(self.session_id)
 
     def _shown(self, info: SessionInfo) -> JSONObject:
-        metadata = {key: info.metadata[key] for key in info.metadata if key not in self.hidden}
+        metadata = {key: info.metadata[key] for key in info.metadata if key not in self.app.hidden}
         return {
             "id": info.session_id,
             "object": "conversation",
@@ -328,7 +328,7 @@ class Call:
         while parts:
             part = parts.pop()
             for key, operand in part.items() if isinstance(part, dict) else ():
-                if key in self.hidden:
+                if key in self.app.hidden:
                     raise invalid(f"`{key}` is not public.", "where")
                 if key in ("$and", "$or", "$not"):
                     parts += operand if isinstance(operand, list) else [operand]
@@ -363,8 +363,9 @@ class Call:
         for name in ("content",) if kind == "message" else _PARTS.get(kind, ()):
             if isinstance(item.get(name), list):
                 _check_parts(item[name], f"{param}.{name}")
-        if self.allow_roles is not None and (kind != "message" or role not in self.allow_roles):
-            names = ", ".join(sorted(self.allow_roles)) or "none"
+        roles = self.app.allow_roles
+        if roles is not None and (kind != "message" or role not in roles):
+            names = ", ".join(sorted(roles)) or "none"
             message = f"{param}: only messages with these roles can be appended: {names}."
             raise APIError(403, message, param=param, code="role_not_allowed")
 

@@ -5,12 +5,9 @@ An application has them if it passes its runs.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
@@ -26,18 +23,12 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONObject
 
 from . import requests
-from .events import EventStream, Streams
 from .public_items import public_id, shown
-from .requests import APIError, invalid, not_found
+from .requests import APIError, call_with, invalid, not_found
 from .routes import ONE, Call, Route
 
 if TYPE_CHECKING:
     from agents_session_metadata import PendingCall, RunInfo
-
-logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
-
-_AHEAD = 100
-"""Events that are ready before their client reads them."""
 
 
 async def run(call: Call) -> JSONObject:
@@ -58,17 +49,17 @@ async def run_events(call: Call) -> Response:
             message = f"Item with id {quoted(query.after)} not found."
             raise APIError(404, message, param="after")
         after = info.item_id
-    scope = call.streams.scope_of(call.catalog)
+    scope = call.app.streams.scope_of(call.catalog)
     events = call.runs.follow(call.session_id, after=after, forever=query.forever)
-    if query.forever:
-        if await call.catalog.get_session(call.session_id, keys=[]) is None:
-            raise SessionNotFoundError(call.session_id)
-        return RunStream(call.streams, scope, _public_events(call, events))
-    # The response begins with an event: without a run, it is 404.
-    first = await anext(events, None)
-    if first is None:
-        raise not_found("Run of the conversation", call.session_id)
-    return RunStream(call.streams, scope, _public_events(call, _joined(first, events)))
+    first = None
+    if not query.forever:
+        # The response begins with an event: without a run, it is 404.
+        first = await anext(events, None)
+        if first is None:
+            raise not_found("Run of the conversation", call.session_id)
+    elif await call.catalog.get_session(call.session_id, keys=[]) is None:
+        raise SessionNotFoundError(call.session_id)
+    return call.app.streams.follow_run(scope, _public_events(call, first, events))
 
 
 async def cancel_run(call: Call) -> JSONObject:
@@ -88,10 +79,9 @@ async def decide(call: Call) -> JSONObject:
     body: requests.Decide = call.body
     if body.approve and body.message is not None:
         raise invalid("`message` is for calls that are rejected.", "message")
-    by = call.allow_decisions
-    if callable(by):
-        by = by(call.request)
-        by = await by if inspect.isawaitable(by) else by
+    allowed, by = call.app.allow_decisions, None
+    if callable(allowed):
+        by = await call_with(allowed, call.request)
         if not by:
             raise APIError(403, "You cannot decide about calls.", code="decisions_not_allowed")
     try:
@@ -147,59 +137,30 @@ def _shown_call(call: PendingCall) -> JSONObject:
 # ---- events ----
 
 
-class RunStream(EventStream):
-    """The events of one run."""
-
-    def __init__(self, streams: Streams, scope: str, events: AsyncGenerator[Any, None]) -> None:
-        super().__init__(streams, scope, _AHEAD)
-        self._events = events
-
-    async def _begin(self) -> None:
-        # In a task of its own, because a read that is cancelled with the response would end it.
-        self._task = asyncio.ensure_future(self._fill())
-
-    def _end(self) -> None:
-        self._task.cancel()
-
-    async def _fill(self) -> None:
-        try:
-            async with aclosing(self._events) as events:
-                async for event in events:
-                    await self._queue.put(event)
-        except Exception:
-            logger.exception("the run could not be followed")
-        await self._queue.put(None)
-
-    def _shown(self, event: Any) -> tuple[str, Any]:
-        return event["type"], event
-
-
-async def _joined(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    async with aclosing(rest):
-        yield first
-        async for event in rest:
-            yield event
-
-
 async def _public_events(
-    call: Call, events: AsyncGenerator[Any, None]
-) -> AsyncGenerator[Any, None]:
+    call: Call, first: JSONObject | None, rest: AsyncGenerator[JSONObject, None]
+) -> AsyncGenerator[JSONObject, None]:
     """Yields the events with items in the form of the API, and with its ids."""
-    async with aclosing(events):
-        async for event in events:
-            if event["type"] == "item":
-                yield {"type": "item", "item": shown(event["item"], event["item_id"])}
-            elif event["type"] == "snapshot":
-                pairs = zip(event["items"], event["item_ids"], strict=True)
-                after = event["after"]
-                yield {
-                    "type": "snapshot",
-                    "after": None if after is None else await _public_after(call, after),
-                    "items": [shown(item, item_id) for item, item_id in pairs],
-                    "events": event["events"],
-                }
-            else:
-                yield event
+    async with aclosing(rest):
+        if first is not None:
+            yield await _public_event(call, first)
+        async for event in rest:
+            yield await _public_event(call, event)
+
+
+async def _public_event(call: Call, event: JSONObject) -> JSONObject:
+    if event["type"] == "item":
+        return {"type": "item", "item": shown(event["item"], event["item_id"])}
+    if event["type"] == "snapshot":
+        pairs = zip(event["items"], event["item_ids"], strict=True)
+        after = event["after"]
+        return {
+            "type": "snapshot",
+            "after": None if after is None else await _public_after(call, after),
+            "items": [shown(item, item_id) for item, item_id in pairs],
+            "events": event["events"],
+        }
+    return event
 
 
 async def _public_after(call: Call, after: int) -> str:

@@ -6,7 +6,6 @@ nor make a change: hence the checks of `Host` and `Origin`, and a token in every
 
 from __future__ import annotations
 
-import inspect
 import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.http.app import GetScope
 from agents_session_metadata.http.events import Streams
-from agents_session_metadata.http.requests import read_bytes
+from agents_session_metadata.http.requests import call_with, read_bytes
 from agents_session_metadata.text import ago, parse_time
 
 from . import formats
@@ -125,8 +124,22 @@ class PageCall:
         return unquote(self.form.get(name, ""))
 
     async def load_form(self) -> None:
-        fields = await read_form(self.request, self.options.form_seconds)
+        """Reads a form. Refuses it unless its token equals that of the browser's cookie."""
+        kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/x-www-form-urlencoded":
+            raise HTTPException(415, "Send a form.")
+        try:
+            body = await read_bytes(self.request, LARGEST_FORM, self.options.form_seconds)
+            fields = parse_qsl(
+                body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
+            )
+        except ValueError:
+            raise HTTPException(400, "The form is invalid.") from None
         self.form = dict(fields)
+        known, sent = self.request.cookies.get(_COOKIE, ""), self.form.get("token", "")
+        if not known or not secrets.compare_digest(known.encode(), sent.encode()):
+            message = "The form has expired. Go back, reload the page and try again."
+            raise HTTPException(403, message)
         self.selected = [unquote(value) for name, value in fields if name == SELECTED]
 
     def session_id(self) -> str:
@@ -148,8 +161,7 @@ class PageCall:
 
     async def decided_by(self) -> str | None:
         by = self.options.by
-        found = by(self.request) if callable(by) else by
-        return await found if inspect.isawaitable(found) else found
+        return await call_with(by, self.request) if callable(by) else by
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
         values = {
@@ -236,21 +248,3 @@ def _authority(origin: str) -> str | None:
     except ValueError:
         return None
     return parts.netloc if parts.scheme in {"http", "https"} else None
-
-
-async def read_form(request: Request, seconds: float) -> list[tuple[str, str]]:
-    """Read a form. Refuses it unless its token equals that of the browser's cookie."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise HTTPException(415, "Send a form.")
-    try:
-        body = await read_bytes(request, LARGEST_FORM, seconds)
-        fields = parse_qsl(
-            body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
-        )
-    except ValueError:
-        raise HTTPException(400, "The form is invalid.") from None
-    known, sent = request.cookies.get(_COOKIE, ""), dict(fields).get("token", "")
-    if not known or not secrets.compare_digest(known.encode(), sent.encode()):
-        raise HTTPException(403, "The form has expired. Go back, reload the page and try again.")
-    return fields

@@ -17,7 +17,6 @@ from agents_session_metadata.errors import (
     SessionBusyError,
     SessionNotFoundError,
 )
-from agents_session_metadata.http.run_routes import RunStream
 
 from .call import PageCall
 from .formats import content_of
@@ -164,7 +163,7 @@ async def events(call: PageCall) -> Response:
     streams = call.options.streams
     scope = streams.scope_of(call.catalog)
     followed = SessionRuns(call.catalog).follow(session_id, forever=True)
-    return RunStream(streams, scope, _shown(followed))
+    return streams.follow_run(scope, _shown(followed))
 
 
 async def _shown(followed: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
