@@ -397,33 +397,32 @@ async def events(call: PageCall) -> Response:
     return call.options.streams.follow(call.catalog, where, lambda _: {}, ignore)
 
 
+def _refused(call: PageCall, view: ListState, problem: str = "") -> Response:
+    """Shows what was typed, with the problem of the filter or of the search beside it."""
+    return call.render(
+        "sessions.html", 400, view=view, orders=ORDERS, problem=problem, suggestions=()
+    )
+
+
 async def sessions(call: PageCall) -> Response:
     view = await ListState.read(call)
+    if view.problem:
+        # What contains no sign of a filter may be the id of a session.
+        is_id = not set(view.text) & set("{=:\"'")
+        if is_id and await call.catalog.get_session(view.text, keys=[]) is not None:
+            return call.redirect("/session", id=view.text)
+        return _refused(call, view)
     corrupt: list[CorruptMetadataError] = []
     hits: dict[str, SearchHit] = {}
     ids: list[str] | None = None
     options: dict[str, Any] = {"count_items": True, "on_corrupt": corrupt.append}
-    # What contains no sign of a filter may be the id of a session.
-    if (
-        view.problem
-        and not set(view.text) & set("{=:\"'")
-        and await call.catalog.get_session(view.text, keys=[]) is not None
-    ):
-        return call.redirect("/session", id=view.text)
-    if view.problem:
-        return call.render(
-            "sessions.html", 400, view=view, orders=ORDERS, problem="", suggestions=()
-        )
     if view.q:
         try:
             found, ids = await _search(call, view)
         except InvalidCursorError:
             raise
         except (TablesMissingError, ValueError) as error:
-            problem = search_problem(error)
-            return call.render(
-                "sessions.html", 400, view=view, orders=ORDERS, problem=problem, suggestions=()
-            )
+            return _refused(call, view, search_problem(error))
         hits = {hit.session_id: hit for hit in found.hits}
         infos = await read_infos(call.catalog, hits, **options)
         listed, next_cursor = [infos[each] for each in hits if each in infos], found.next_cursor

@@ -122,9 +122,9 @@ class Room:
             return self.plain(text, whole)
         return html if len(text) <= LONGEST_TEXT else html + _cut(whole)
 
-    def picture(self, url: str, whole: str, name: str = "image") -> Markup:
+    def picture(self, url: str, whole: str) -> Markup:
         """Returns an image if its data are in the URL, otherwise a link, or text."""
-        html = _picture(url, whole, name)
+        html = _picture(url, whole, "image")
         return html if self._take(html) else _cut(whole)
 
     def _rendered(self, text: str, env: dict[str, Any]) -> Markup | None:

@@ -271,14 +271,12 @@ class Turn:
 
 
 def turns(
-    items: Sequence[ItemInfo],
-    metadata: Mapping[str, Any] | None = None,
-    usage: Sequence[UsageRow] = (),
+    items: Sequence[ItemInfo], metadata: Mapping[str, Any], usage: Sequence[UsageRow]
 ) -> list[Turn]:
     """Group items, oldest first, into turns. Outputs of tools join their calls."""
     found: list[Turn] = []
     calls: dict[str, Step] = {}
-    recorded: Any = (metadata or {}).get(keys.INVOCATION_DETAILS)
+    recorded: Any = metadata.get(keys.INVOCATION_DETAILS)
     recorded = recorded if isinstance(recorded, list) else []
     known = {each.get("id"): each for each in recorded if isinstance(each, dict)}
     used: dict[int | None, list[UsageRow]] = {}
