@@ -18,9 +18,8 @@ from itertools import chain
 from typing import Any
 
 from agents_session_metadata.runs.approvals import load_error, load_pending
+from agents_session_metadata.runs.claim import Settings
 from agents_session_metadata.runs.feature import CANCELLED, FAILED, INTERRUPTED, RUNNING, WAITING
-from agents_session_metadata.runs.record import Encryption
-from agents_session_metadata.scope import ScopedStore
 
 from .items import (
     Event,
@@ -44,18 +43,11 @@ _SHORT, _USUAL, _LONG = 0.1, 0.25, 1.0
 class Follower:
     """Follows one session. `after` is the id of the item after which a snapshot begins."""
 
-    def __init__(
-        self,
-        store: ScopedStore,
-        encryption: Encryption,
-        session_id: str,
-        after: int | None,
-        opener: Opener,
-    ) -> None:
-        self._at = Position(store, session_id, item=after)
-        self._polls = polls_of(store.database)
-        self._encryption = encryption
-        self._opener = opener
+    def __init__(self, settings: Settings, session_id: str, after: int | None, wrap: Any) -> None:
+        self._at = Position(settings.store, session_id, item=after)
+        self._polls = polls_of(settings.store.database)
+        self._encryption = settings.encryption
+        self._opener = Opener(session_id, wrap)
         self._is_asked = after is not None
         """Whether the history is shown without a run."""
         self._count = 0

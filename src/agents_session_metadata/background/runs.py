@@ -59,6 +59,9 @@ class BackgroundRuns:
 
     def __init__(self, settings: Settings, works: dict[asyncio.Task[None], str]) -> None:
         self._settings = settings
+        self._store, self._encryption = settings.store, settings.encryption
+        database = settings.store.database
+        self._sql = statements(database.tables, database.dialect)
         self._works = works
         self._refused: dict[str, Any] = {}
         """The runs that could not be resumed, by session, with the time at which they began."""
@@ -114,7 +117,7 @@ class BackgroundRuns:
 
     async def cancel(self, session_id: str, *, keep: bool, wrap: Any) -> bool:
         """Ends the run of a session. Returns whether one worked, was interrupted or waited."""
-        store, own = self._settings.store, self._tasks(session_id)
+        store, own = self._store, self._tasks(session_id)
 
         def write(connection: Connection) -> bool:
             row = lock_run(store, connection, session_id)
@@ -123,8 +126,7 @@ class BackgroundRuns:
             texts = self._text_so_far(connection, row, wrap) if keep else []
             give_up(store.database, connection, session_id, STOPPED)
             if texts:
-                sql = statements(store.database.tables, store.database.dialect)
-                connection.execute(sql.touch, {"session": session_id})
+                connection.execute(self._sql.touch, {"session": session_id})
                 store.insert_items(connection, session_id, texts)
             return True
 
@@ -136,7 +138,7 @@ class BackgroundRuns:
 
     def _text_so_far(self, connection: Connection, row: Any, wrap: Any) -> list[str]:
         """Returns what the history lacks of the answers of a live run, as items to be stored."""
-        settings, database = self._settings, self._settings.store.database
+        database, options = self._store.database, self._settings.session_options
         session_id, progress = row.session_id, Progress.load(row.progress)
         if not progress.live or row.status == WAITING:
             return []
@@ -144,19 +146,16 @@ class BackgroundRuns:
         items = [(each.item_id, each.item) for each in found if each.item is not UNREADABLE]
         if wrap is None and any(is_encrypted(item) for _, item in items):
             return []  # In an encrypted history, nothing is stored in plain text.
-        sql = statements(database.tables, database.dialect)
-        rows: Any = connection.execute(sql.read_steps, {"session": session_id})
+        rows: Any = connection.execute(self._sql.read_steps, {"session": session_id})
         # Batches of the answer in progress come last. Their numbers fall below 0.
         ordered = sorted(rows, key=lambda row: (row.number < 0, abs(row.number)))
-        steps = [settings.encryption.load(row.value) for row in ordered]
+        steps = [self._encryption.load(row.value) for row in ordered]
 
         async def sealed() -> list[str]:
             opener = Opener(session_id, wrap)
             stored = [item for _, item in await opener.open(items)]
             left = await opener.close(left_messages(stored, steps))
-            plain = RunSession._in_store(
-                session_id, settings.store, must_exist=True, **settings.session_options
-            )
+            plain = RunSession._in_store(session_id, self._store, must_exist=True, **options)
             return await plain._texts(left)
 
         # In this transaction: the wrapper encrypts, and reads no database.
@@ -167,16 +166,14 @@ class BackgroundRuns:
         self, session_id: str, after: int | None, *, forever: bool, wrap: Any
     ) -> AsyncGenerator[Event, None]:
         """Yields what the runs of a session do."""
-        own = self._settings.store, self._settings.encryption, session_id
-        return Follower(*own, after, Opener(session_id, wrap)).events(forever=forever)
+        return Follower(self._settings, session_id, after, wrap).events(forever=forever)
 
     # ---- recovering ----
 
     async def recover(self, agent_of: AgentOf, *, max_attempts: int, decided: bool) -> int:
         """Goes on with interrupted runs. Returns how many."""
-        self._settings.store.database.check_writable()
-        store, encryption, resumed = self._settings.store, self._settings.encryption, 0
-        own = store, encryption, store.condition(None)
+        self._store.database.check_writable()
+        own, resumed = (self._store, self._encryption, self._store.condition(None)), 0
         statuses: list[RunFilter] = ["interrupted", "ready"] if decided else ["interrupted"]
         cursor: str | None = None
         while statuses:
@@ -193,7 +190,7 @@ class BackgroundRuns:
         if self._refused.get(info.session_id) == info.started_at:
             return False
         if info.status == INTERRUPTED and info.attempts >= max_attempts:
-            await self._settings.store.database.write(lambda c: self._fail(c, info))
+            await self._store.database.write(lambda c: self._fail(c, info))
             return False
         try:
             found = agent_of(info)
@@ -214,16 +211,14 @@ class BackgroundRuns:
             return False
 
     def _fail(self, connection: Connection, info: RunInfo) -> None:
-        settings, session_id = self._settings, info.session_id
-        store, encryption = settings.store, settings.encryption
+        store, encryption, session_id = self._store, self._encryption, info.session_id
         row = lock_run(store, connection, session_id)
         if row is None or row.status != INTERRUPTED:
             return
         text = f"RunFailedError: {info.attempts} processes died without recording a further step"
         values = {"status": FAILED, "error": encryption.dump(text), "token": secrets.token_hex(16)}
-        sql = statements(store.database.tables, store.database.dialect)
         own = {"session": session_id, "lease_token": row.token}
-        connection.execute(sql.stop.values(**values), own)
+        connection.execute(self._sql.stop.values(**values), own)
         if row.run_key is not None:
             outcome = encryption.dump({"error": text})
             keep_outcome(store.database, connection, session_id, row, outcome)
@@ -234,7 +229,7 @@ class BackgroundRuns:
         self, agent_of: AgentOf, *, every: timedelta, **options: Any
     ) -> AsyncIterator[None]:
         """Recovers again and again until the block ends."""
-        self._settings.store.database.check_writable()
+        self._store.database.check_writable()
 
         async def repeat() -> None:
             while True:
@@ -249,8 +244,7 @@ class BackgroundRuns:
         try:
             yield
         finally:
-            task.cancel()
-            await settle(asyncio.wait({task}))
+            await _interrupt({task})
 
 
 async def _interrupt(tasks: set[asyncio.Task[None]]) -> None:
