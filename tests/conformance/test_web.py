@@ -632,8 +632,11 @@ async def test_a_turn_has_a_timeline_of_model_and_tools(engine) -> None:
     await catalog.import_sessions([{**record, "metadata": metadata, "items": timed}])
     async with client(catalog) as browser:
         page = (await browser.get("/session?id=a")).text
-    assert 'aria-label="Timeline of the turn: model 5.0 s, look 1.0 s, model 4.0 s"' in page
-    assert 'class="of-tool" x="50.0%" y="0" width="10.0%"' in page
+        assert 'aria-label="Timeline of the turn: model 5.0 s, look 1.0 s, model 4.0 s"' in page
+        assert 'class="of-tool" x="50.0%" y="0" width="10.0%"' in page
+        for odd in ({"id": [1]}, {"id": "c1", "ms": "long"}, {"id": "c1", "ms": 10**400}):
+            await catalog.set_metadata("a", {"invocation_details": [odd]})
+            assert (await browser.get("/session?id=a")).status_code == 200
 
 
 async def test_texts_have_their_own_direction_and_files_their_name(engine) -> None:

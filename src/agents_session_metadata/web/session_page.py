@@ -33,7 +33,7 @@ from agents_session_metadata.types import (
 from agents_session_metadata.values import id_problem
 
 from .call import PageCall
-from .formats import as_json, content_of, lines, seconds, shown
+from .formats import as_json, content_of, lines, number, seconds, shown
 from .list_page import ignore, read_infos, search_problem, sentence
 from .markdown import find_image
 
@@ -278,7 +278,7 @@ def turns(
     calls: dict[str, Step] = {}
     recorded: Any = metadata.get(keys.INVOCATION_DETAILS)
     recorded = recorded if isinstance(recorded, list) else []
-    known = {each.get("id"): each for each in recorded if isinstance(each, dict)}
+    known = {str(each.get("id")): each for each in recorded if isinstance(each, dict)}
     used: dict[int | None, list[UsageRow]] = {}
     for row in usage:
         used.setdefault(row.item_id, []).append(row)
@@ -308,7 +308,7 @@ def _complete(step: Step, info: ItemInfo, recorded: Mapping[str, Any]) -> None:
     step.output_id, step.end = info.item_id, info.created_at
     step.ok = recorded.get("ok") is not False and not step.output.startswith(_ERROR)
     between = (info.created_at - step.at).total_seconds() * 1000
-    step.ms = recorded.get("ms", between if between > 0 else None)
+    step.ms = number(recorded.get("ms", between if between > 0 else None))
 
 
 def _step(info: ItemInfo) -> Step:
