@@ -58,7 +58,7 @@ class Rows:
         session: BindParameter[str] = bindparam("session")
         own, own_session = (table.c.session_id == session for table in (rows, sessions))
         kind = func.substr(rows.c.search_key, 1, 1, type_=rows.c.search_key.type)
-        self._locks = dialect.locks(sessions, rows, tables.elements)
+        self._locks = dialect.locks(sessions, rows)
         self._upsert = dialect.upsert(rows, _REPLACED)
         self._upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
         self._insert_both = dialect.insert_both(rows, tables.elements)

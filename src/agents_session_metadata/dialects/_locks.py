@@ -17,7 +17,6 @@ from sqlalchemy import (
     bindparam,
     exists,
     literal,
-    or_,
     select,
 )
 
@@ -41,14 +40,11 @@ Reader = Callable[[Connection, str], LockedSession]
 class Locks:
     """The statements that lock one session's row. This class requires `RETURNING`."""
 
-    def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
+    def __init__(self, sessions: Table, metadata: Table) -> None:
         self._sessions = sessions
         self._metadata = metadata
         session: BindParameter[str] = bindparam("session")
-        leftovers: ColumnElement[bool] = or_(
-            exists().where(metadata.c.session_id == session),
-            exists().where(elements.c.session_id == session),
-        )
+        leftovers = exists().where(metadata.c.session_id == session)
         self.read_leftovers: Any = select(leftovers)
         self._look: Any = select(sessions.c.session_id).where(sessions.c.session_id == session)
         """Reads what is committed, without waiting."""

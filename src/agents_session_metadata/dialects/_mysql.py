@@ -23,7 +23,6 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
-    exists,
     func,
     insert,
     literal_column,
@@ -66,10 +65,6 @@ class MySQLLocks(Locks):
     insert. A transaction that began with such a lock is therefore rolled back at once. Another
     transaction may have locked other rows: it can run into a deadlock, and is then retried.
     """
-
-    def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
-        super().__init__(sessions, metadata, elements)
-        self._elements = elements
 
     def _insert(self, value: ColumnElement[Any]) -> Any:
         return insert(self._sessions).values(session_id=bindparam("session"))
@@ -121,22 +116,18 @@ class MySQLLocks(Locks):
         )
         joined = one.outerjoin(sessions, sessions.c.session_id == session)
         joined = joined.outerjoin(metadata, own)
-        has_elements = exists().where(self._elements.c.session_id == session)
-        statement: Any = (
-            select(sessions.c.session_id, metadata.c.key, column, has_elements)
-            .select_from(joined)
-            .with_for_update()
-        )
+        statement: Any = select(sessions.c.session_id, metadata.c.key, column)
+        statement = statement.select_from(joined).with_for_update()
 
         def read(connection: Connection, session_id: str) -> LockedSession:
             is_first = not connection.in_transaction()
             rows: Any = connection.execute(statement, {"session": session_id}).all()
-            stored = {key: value for _, key, value, _ in rows if key is not None}
+            stored = {key: value for _, key, value in rows if key is not None}
             if rows[0][0] is not None:
                 return LockedSession(stored)
             if is_first:
                 connection.rollback()
-            return LockedSession(None, has_leftovers=bool(stored or rows[0][3]))
+            return LockedSession(None, has_leftovers=bool(stored))
 
         return read
 

@@ -39,8 +39,8 @@ from .sqltypes import SDKTime
 class SQLiteLocks(Locks):
     """A write takes the writer's lock for its whole transaction, even if it changes no row."""
 
-    def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
-        super().__init__(sessions, metadata, elements)
+    def __init__(self, sessions: Table, metadata: Table) -> None:
+        super().__init__(sessions, metadata)
         self._touch = (
             update(sessions)
             .where(sessions.c.session_id == bindparam("session"))
