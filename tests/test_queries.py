@@ -42,7 +42,7 @@ PARTS: st.SearchStrategy[dict[str, Any]] = st.recursive(
 
 
 def queries() -> Queries:
-    return Queries(SQLite(), query_tables(table_names()), native_ids=True)
+    return Queries(SQLite(), query_tables(table_names()))
 
 
 def count(asked: Queries, condition: Condition) -> BoundStatement:
@@ -50,9 +50,7 @@ def count(asked: Queries, condition: Condition) -> BoundStatement:
 
 
 def test_values_and_limits_do_not_change_a_statement():
-    database: Any = SimpleNamespace(
-        dialect=SQLite(), tables=query_tables(table_names()), native_ids=True, notes={}
-    )
+    database: Any = SimpleNamespace(dialect=SQLite(), tables=query_tables(table_names()), notes={})
 
     def pages(value: str, key: str, limit: int) -> list[object]:
         connection = MagicMock()

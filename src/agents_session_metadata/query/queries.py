@@ -26,14 +26,14 @@ class BoundStatement(NamedTuple):
 
 
 class Queries:
-    """Use `queries_of`, which makes one per set of tables, dialect and `native_ids`."""
+    """Use `queries_of`, which makes one per set of tables and dialect."""
 
     _CACHED = 1000
 
-    def __init__(self, dialect: Dialect, tables: SessionTables, native_ids: bool) -> None:
+    def __init__(self, dialect: Dialect, tables: SessionTables) -> None:
         self.dialect = dialect
         self.tables = tables
-        self._context = Context(dialect, tables, native_ids)
+        self._context = Context(dialect, tables)
         self._statements: dict[Any, Statement] = {}
         self._lock = threading.Lock()
 
@@ -87,5 +87,4 @@ _cached = lru_cache(maxsize=256)(Queries)
 
 
 def queries_of(database: Database) -> Queries:
-    """Must be called after the tables were checked, as by all work of the database."""
-    return _cached(database.dialect, database.tables, database.native_ids)
+    return _cached(database.dialect, database.tables)
