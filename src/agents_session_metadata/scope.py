@@ -198,5 +198,4 @@ def own_store(
         guard=(lambda: turn) if isinstance(engine.pool, StaticPool) else None,
         init_lock=lambda: lock,
     )
-    database.dialect.configure(engine.sync_engine)
     return ScopedStore(database, limits)

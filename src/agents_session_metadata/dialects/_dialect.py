@@ -107,9 +107,6 @@ class Dialect:
     estimate_rows: ClassVar[str]
     """Selects an estimate of the rows of a table, or nothing if it has no index `:index`."""
 
-    def configure(self, engine: Engine) -> None:
-        """Configures connections as the SDK does, if the SDK configures them."""
-
     def connect(self, engine: Engine) -> Connection:
         return engine.connect()
 

@@ -19,7 +19,6 @@ from sqlalchemy import (
     Table,
     bindparam,
     cast,
-    event,
     func,
     literal_column,
     select,
@@ -132,9 +131,6 @@ class SQLite(Dialect):
         " WHERE type = 'index' AND name = :index COLLATE NOCASE"
     )
 
-    def configure(self, engine: Engine) -> None:
-        event.listen(engine, "connect", _configure_connection)
-
     def connect(self, engine: Engine) -> Connection:
         connection = super().connect(engine)
         use_fewer_calls(connection)
@@ -231,13 +227,6 @@ _COLUMNS = (
     " AND lower(name) IN (SELECT lower(value) FROM json_each(:names))) m"
     " JOIN pragma_table_info(m.name, :schema) c"
 )
-
-
-def _configure_connection(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA busy_timeout = 5000")
-    cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.close()
 
 
 def _is_begun(connection: Connection) -> bool:

@@ -68,7 +68,7 @@ def file_of(url: URL) -> str | None:
 
 
 def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -> AsyncEngine:
-    """Enlarges the page cache on SQLite. Names the extra to install if the driver is missing.
+    """Configures connections of SQLite. Names the extra to install if the driver is missing.
 
     Raises `UnsupportedDialectError` for another database, `ModuleNotFoundError` if the driver is
     missing, or `ValueError` if it has no asyncio.
@@ -91,12 +91,15 @@ def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -
     except ArgumentError:
         raise ValueError(_NOT_VALID) from None
     if is_file_based(engine.url):
-        event.listen(engine.sync_engine, "connect", _enlarge_cache)
+        event.listen(engine.sync_engine, "connect", _configure)
     return engine
 
 
-def _enlarge_cache(connection: Any, _record: object) -> None:
+def _configure(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
+    # As the SDK does, which does not know the engines of the command line.
+    cursor.execute("PRAGMA busy_timeout = 5000")
+    cursor.execute("PRAGMA journal_mode = WAL")
     # 16 MB hold the pages of 1,000 sessions anywhere in a large file; the default is 2 MB.
     cursor.execute("PRAGMA cache_size = -16384")
     cursor.close()
