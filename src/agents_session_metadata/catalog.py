@@ -366,7 +366,7 @@ class SessionCatalog:
             # If the id is taken and the session does not match, it had the values once: every
             # caller goes on to the next id.
             name = _derived_id(identity, attempt)
-            if await store.create(name, encoded):
+            if await store.database.write(creating(store, name, encoded, ())):
                 return self.session(name), True
         raise SessionExistsError(name)
 

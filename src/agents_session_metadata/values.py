@@ -21,7 +21,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
 from typing import Any, NamedTuple
@@ -100,12 +100,18 @@ def encode_metadata(
     for key, value in values.items():
         name = check_key(key, limits)
         encoded[name] = encode_text(name, value, json_text(name, value), limits)
-    if len(encoded) > limits.max_keys:
-        first_over = sorted(encoded)[limits.max_keys]
-        raise MetadataLimitError(
-            "max_keys", key=first_over, size=len(encoded), allowed=limits.max_keys
-        )
-    return dict(sorted(encoded.items()))
+    encoded = dict(sorted(encoded.items()))
+    check_count((), encoded, limits)
+    return encoded
+
+
+def check_count(stored: Collection[str], written: Iterable[str], limits: MetadataLimits) -> None:
+    """Raises `MetadataLimitError` if a session has too many keys after a write."""
+    new = [key for key in written if key not in stored]
+    size, allowed = len(stored) + len(new), limits.max_keys
+    if new and size > allowed:
+        first_over = new[max(0, allowed - len(stored))]
+        raise MetadataLimitError("max_keys", key=first_over, size=size, allowed=allowed)
 
 
 def check_key(key: object, limits: MetadataLimits) -> str:

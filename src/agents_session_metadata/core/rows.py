@@ -26,10 +26,17 @@ from sqlalchemy import (
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement, lists_of
 from agents_session_metadata.dialects._locks import Reader
-from agents_session_metadata.errors import CorruptMetadataError, MetadataLimitError
+from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
-from agents_session_metadata.values import LIST, EncodedValue, SearchKey, decode_value, key_problem
+from agents_session_metadata.values import (
+    LIST,
+    EncodedValue,
+    SearchKey,
+    check_count,
+    decode_value,
+    key_problem,
+)
 
 from .change_log import note
 from .database import Database
@@ -51,7 +58,7 @@ class Rows:
     """Statements that do not depend on the call are built once: use `session_rows`."""
 
     def __init__(self, tables: SessionTables, dialect: Dialect, limits: MetadataLimits) -> None:
-        self.limits = limits
+        self._limits = limits
         self._tables = tables
         self._dialect = dialect
         sessions, rows = tables.sessions, tables.metadata
@@ -176,7 +183,7 @@ class Rows:
             given = lists_of(self._tables.metadata, rows)
             found: Any = connection.execute(self._upsert_reading, {"session": session_id, **given})
             stored = dict(found.all())
-        self.check_count(stored, encoded)
+        check_count(stored, encoded, self._limits)
         lists = [key for key in encoded if key in stored and (stored[key] or encoded[key].elements)]
         if self._upsert_reading is None:
             connection.execute(self._upsert, rows)
@@ -187,13 +194,6 @@ class Rows:
     ) -> None:
         claim = self.claim(connection, session_id, self.before_upsert, create=False)
         self.upsert(connection, session_id, encoded, claim or Claim(False, {}))
-
-    def check_count(self, stored: Collection[str], written: Mapping[str, EncodedValue]) -> None:
-        new = [key for key in written if key not in stored]
-        size, allowed = len(stored) + len(new), self.limits.max_keys
-        if new and size > allowed:
-            first_over = new[max(0, allowed - len(stored))]
-            raise MetadataLimitError("max_keys", key=first_over, size=size, allowed=allowed)
 
     def write_new(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]

@@ -16,6 +16,7 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits, OnClear
 from agents_session_metadata.values import (
     EncodedValue,
+    check_count,
     check_id,
     check_key,
     decode_elements,
@@ -112,7 +113,7 @@ class SessionStore:
             claim = self._admitted(connection, session_id, found)
             if claim.created:
                 new = dict(sorted({**encoded, **self.fixed}.items()))
-                self.rows.check_count((), new)
+                check_count((), new, self.limits)
                 self.rows.write_new(connection, session_id, new)
                 return
             gone = sorted(claim.stored.keys() & set(removed))
@@ -164,13 +165,6 @@ class SessionStore:
             return len(removed)
 
         return await self.database.write(write)
-
-    async def create(self, session_id: str, encoded: Mapping[str, EncodedValue]) -> bool:
-        """Returns whether the id was free. `encoded` comes from `encode_new`."""
-        check_id(session_id)
-        return await self.database.write(
-            lambda connection: self.create_locked(connection, session_id, encoded)
-        )
 
     async def delete(self, session_id: str) -> bool:
         def write(connection: Connection) -> bool:
@@ -245,7 +239,7 @@ class SessionStore:
         removed = sorted(texts.keys() - metadata.keys())
         self.check_written(changed, removed)
         if changed or removed:
-            self.rows.check_count(texts.keys() - set(removed), changed)
+            check_count(texts.keys() - set(removed), changed, self.limits)
             if removed:
                 self.rows.delete_keys(connection, session_id, removed)
             lists = [
