@@ -491,19 +491,13 @@ class Recorder(ModelProvider):
         """Returns the model that the runner calls in place of `model`."""
         raise NotImplementedError
 
-    async def invoke(self, tool: FunctionTool, context: Any, call: ToolCall) -> ToolAnswer:
-        """Returns the output of a function tool. `call` runs the tool."""
-        raise NotImplementedError
-
-    async def invoke_custom(
-        self, context: Any, arguments: str, call: Callable[[Any, str], Any]
-    ) -> Any:
-        """Returns the output of a custom tool."""
+    async def invoke(self, tool: Any, context: Any, call: ToolCall) -> ToolAnswer:
+        """Returns the output of a function tool or a custom tool. `call` runs the tool."""
         raise NotImplementedError
 
 
 class ToolAnswer(NamedTuple):
-    """The output of a function tool.
+    """The output of a tool.
 
     `raised` is true if it is the text of an error, and `is_default` if the SDK wrote that text.
     """
@@ -569,7 +563,11 @@ async def _execute_custom(original: Any, *, call: Any, config: Any, **given: Any
         invoke = tool.on_invoke_tool
 
         async def recorded(context: Any, arguments: str) -> Any:
-            return await recorder.invoke_custom(context, arguments, invoke)
+            async def answer() -> ToolAnswer:
+                result = invoke(context, arguments)
+                return ToolAnswer(await result if inspect.isawaitable(result) else result)
+
+            return (await recorder.invoke(tool, context, answer)).output
 
         tool.on_invoke_tool = recorded
         call = replace(call, custom_tool=tool)
@@ -678,9 +676,9 @@ def response_of(event: Any, items: list[Any]) -> ModelResponse | None:
     return ModelResponse(list(whole.output or items), usage, whole.id, request_id)
 
 
-def is_agent(tool: FunctionTool) -> bool:
+def is_agent(tool: Any) -> bool:
     """Returns whether a tool runs an agent, which can pause inside the call."""
-    return tool._is_agent_tool
+    return isinstance(tool, FunctionTool) and tool._is_agent_tool
 
 
 def run_config_of(config: Any) -> RunConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextvars import ContextVar
@@ -40,6 +41,8 @@ intercept_runner()
 
 _path: ContextVar[str] = ContextVar("path", default="")
 """The call inside which a model is called; empty outside of tools."""
+_ARGUMENTS = inspect.signature(Model.get_response)
+"""Those of `stream_response` are the same."""
 
 
 # ---- models and tools ----
@@ -78,21 +81,8 @@ class RunRecorder(Recorder):
                 self.record.error = SessionChangedError(self.record.lease.session_id, problem)
                 raise self.record.error
 
-    async def invoke(self, tool: FunctionTool, context: Any, call: ToolCall) -> ToolAnswer:
-        return await self._answered(context.tool_call_id, call, may_wait=is_agent(tool))
-
-    async def invoke_custom(
-        self, context: Any, arguments: str, call: Callable[[Any, str], Any]
-    ) -> Any:
-        async def called() -> ToolAnswer:
-            result = call(context, arguments)
-            return ToolAnswer(await result if isinstance(result, Awaitable) else result)
-
-        answer = await self._answered(context.tool_call_id, called, may_wait=False)
-        return answer.output
-
-    async def _answered(self, call_id: str, call: ToolCall, *, may_wait: bool) -> ToolAnswer:
-        record = self.record
+    async def invoke(self, tool: Any, context: Any, call: ToolCall) -> ToolAnswer:
+        record, call_id = self.record, context.tool_call_id
         if _path.get():  # A tool of an agent that is used as a tool runs again with its agent.
             await record.check()
             return await call()
@@ -107,9 +97,9 @@ class RunRecorder(Recorder):
             _path.reset(token)
         if record.error is not None:
             raise record.error
-        # An agent may wait inside. The hooks hear of its end only when it has ended.
         record.unheard[call_id] = answer
-        if not may_wait:
+        # An agent may wait inside. The hooks hear of its end only when it has ended.
+        if not is_agent(tool):
             await record.add_output(call_id, answer)
         return answer
 
@@ -127,16 +117,18 @@ class _RecordedModel(ModelAround):
         self._names = agent, named
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
-        path = _path_of(args, kwargs)
-        response = await self._recorder.answer(path, *_offered(args, kwargs))
+        given = _ARGUMENTS.bind(self, *args, **kwargs).arguments
+        path = _path_of(given["input"])
+        response = await self._recorder.answer(path, given["tools"], given["handoffs"])
         if response is None:
             response = await self.model.get_response(*args, **kwargs)
             await self._recorder.record.add_answer(path, response, *self._names)
         return response
 
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        path = _path_of(args, kwargs)
-        recorded = await self._recorder.answer(path, *_offered(args, kwargs))
+        given = _ARGUMENTS.bind(self, *args, **kwargs).arguments
+        path = _path_of(given["input"])
+        recorded = await self._recorder.answer(path, given["tools"], given["handoffs"])
         if recorded is not None:
             yield completed(recorded)
             return
@@ -158,20 +150,11 @@ class _RecordedModel(ModelAround):
                 await stream.aclose()
 
 
-def _argument(args: Any, kwargs: Any, name: str, position: int) -> Any:
-    return kwargs[name] if name in kwargs else args[position]
-
-
-def _offered(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return _argument(args, kwargs, "tools", 3), _argument(args, kwargs, "handoffs", 5)
-
-
-def _path_of(args: Any, kwargs: Any) -> str:
+def _path_of(given: Any) -> str:
     """Tells apart the runs inside one tool, which can be parallel, by what they begin with."""
     path = _path.get()
     if not path:
         return path
-    given = _argument(args, kwargs, "input", 1)
     first = given if isinstance(given, str) else given[:1]
     digest = hashlib.sha256(json.dumps(first, sort_keys=True, default=str).encode())
     return f"{path} {digest.hexdigest()[:16]}"
@@ -199,12 +182,8 @@ class RecordedHooks(RunHooks[Any]):
     def _hear(
         self, event: str, call: Any, context: Any, *args: Any, **named: Any
     ) -> Awaitable[Any]:
-        record = self._record
-        if record.usage is None:
-            record.usage = context.usage
-            for tracker in record.trackers:
-                tracker._records(record.usage)
-        call_id = _call_id(context)
+        record, call_id = self._record, _call_id(context)
+        record.counts(context.usage)
         if event == "on_tool_start" and call_id is not None:
             record.open_calls.add(call_id)
         elif event == "on_tool_end" and call_id is not None:

@@ -208,6 +208,13 @@ class RunRecord:
         """Must be called when the runner begins."""
         self.is_new = not self.progress.durable
 
+    def counts(self, usage: Any) -> None:
+        """Must be called when the usage of the run is known, and may be called again."""
+        if self.usage is None:
+            self.usage = usage
+            for tracker in self.trackers:
+                tracker._accounts.records(usage)
+
     async def check(self) -> None:
         """Must be called before a model or a tool is called. Raises if the run must stop."""
         if self.error is not None:
@@ -233,7 +240,7 @@ class RunRecord:
         self._asked[path] += 1
         response: ModelResponse = _responses().validate_python(recorded[number])
         for tracker in self.trackers:
-            tracker._replays(self.usage, Tokens.of(response.usage))
+            tracker._accounts.replays(self.usage, Tokens.of(response.usage))
         return response
 
     async def add_answer(
@@ -245,8 +252,9 @@ class RunRecord:
         # Without the fields that the model did not set: the history has none of them.
         dumped = _responses().dump_python(response, mode="json", exclude_unset=True)
         used = Tokens.of(response.usage)
-        booked = [(each, each._entry(agent, model, used)) for each in self.trackers]
-        await self._add({"path": path, "answer": dumped}, booked, is_answer=not path)
+        booked = [(each, each._accounts.entry(agent, model, used)) for each in self.trackers]
+        answer = {"path": path, "answer": dumped}
+        await self._add(self._step(answer, booked, is_answer=not path))
 
     # ---- outputs of tools ----
 
@@ -270,9 +278,10 @@ class RunRecord:
         if call_id in self._inside or key in self._written or not self.progress.durable:
             return
         self._written.add(key)
-        step = {"call": key, "output": dump_output(answer.output)}
+        step: dict[str, Any] = {"call": key, "output": dump_output(answer.output)}
         flags = {"raised": answer.raised, "default": answer.is_default}
-        await self._add({**step, **{name: True for name, value in flags.items() if value}})
+        step |= {name: True for name, value in flags.items() if value}
+        await self._add(self._step(step))
 
     # ---- the answer in progress ----
 
@@ -309,17 +318,10 @@ class RunRecord:
         self._number += 1
         return _NewStep(self._number - 1, self.encryption.dump(step), booked, is_answer)
 
-    async def _add(
-        self,
-        step: Any,
-        booked: Sequence[tuple[SessionTracker, UsageEntry]] = (),
-        *,
-        is_answer: bool = False,
-    ) -> None:
-        written = self._step(step, booked, is_answer=is_answer)
-        self._unwritten.append(written)
+    async def _add(self, step: _NewStep) -> None:
+        self._unwritten.append(step)
         # If the caller is cancelled now, the step is recorded once or not at all.
-        await settle(self._write(written))
+        await settle(self._write(step))
 
     async def _write(self, step: _NewStep) -> None:
         """Writes a step, with those that others have added in the meantime."""
@@ -348,7 +350,7 @@ class RunRecord:
             del self._unwritten[: len(steps)]
             self._deaths, self._has_batches = 0, self._has_batches and not ends_batches
             for tracker, entry in (each for written in steps for each in written.booked):
-                tracker._books(self.usage, entry)
+                tracker._accounts.books(self.usage, entry)
                 self.is_placed = False
 
     async def finish_writing(self) -> None:

@@ -81,7 +81,7 @@ async def take_turn(settings: Settings, request: Request) -> Work | SessionRun:
         if request.live is not None and record.progress.live:
             record.live = request.live(record)
         if books:
-            claimed.record.trackers = [each for each in trackers if _can_book(each, claimed.record)]
+            record.trackers = [each for each in trackers if _can_book(each, record)]
         work = Work(settings, request, claimed, wrapped, trackers)
         if not claimed.is_other:
             return work
@@ -99,12 +99,10 @@ async def _has_ledger(settings: Settings) -> bool:
 
 def _can_book(tracker: SessionTracker, record: RunRecord) -> bool:
     """A tracker of another session or database counts by itself."""
-    lease = record.lease
-    if not record.progress.durable:
-        return False
-    one, other = tracker._store.database, lease.store.database
-    is_same = one.engine.sync_engine is other.engine.sync_engine and one.names == other.names
-    return is_same and tracker.session.session_id == lease.session_id
+    own, lease = tracker._store.database, record.lease
+    is_same = own.notes is lease.store.database.notes
+    is_same = is_same and tracker.session.session_id == lease.session_id
+    return is_same and record.progress.durable
 
 
 def _is_encrypted(session: Any) -> bool:
@@ -286,11 +284,10 @@ class Work:
         if row.state is None:
             return request.agent, record.encryption.load(row.input), options
         state = await self._load_state()
-        record.usage = context_of(state).usage
+        usage = context_of(state).usage
         for tracker in self._trackers:
-            tracker._resumes(record.usage, row.agent)
-        for tracker in record.trackers:
-            tracker._records(record.usage)
+            tracker._accounts.resumes(usage, row.agent)
+        record.counts(usage)
         return request.agent, state, options
 
     async def _load_state(self) -> Any:

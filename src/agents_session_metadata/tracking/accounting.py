@@ -38,8 +38,9 @@ class _Run:
 
     The object is kept so that no other object gets its `id()`. `started` is the usage when the run
     was first seen, `calling` the agent and model of a call in progress, and `caller` the agent that
-    last used a tool. `is_heard` is true once a hook was called for the run. If `is_recorded`, each
-    answer is counted where it is recorded, and hooks count only what is recorded nowhere.
+    last used a tool. `is_heard` is true once a hook was called for the run; `first` and `last` are
+    the times of its hooks. If `is_recorded`, each answer is counted where it is recorded, and hooks
+    count only what is recorded nowhere.
     """
 
     usage: Usage
@@ -49,6 +50,9 @@ class _Run:
     caller: str | None = None
     is_heard: bool = False
     is_recorded: bool = False
+    is_over: bool = False
+    first: float = 0
+    last: float = 0
 
     @property
     def used(self) -> Tokens:
@@ -70,11 +74,21 @@ class Accounts:
         # A resumed run may fail before it does anything.
         return sum(run.is_heard or run.used != _NOTHING for run in self._runs.values())
 
-    def see(self, usage: Usage) -> bool:
+    def see(self, usage: Usage, now: float) -> bool:
         """Returns True for the first hook of a run."""
         run = self._remember(usage)
         is_first, run.is_heard = not run.is_heard, True
+        run.first, run.last = now if is_first else run.first, now
         return is_first
+
+    def ends(self, usage: Usage) -> None:
+        self._remember(usage).is_over = True
+
+    def break_off(self, now: float) -> None:
+        """Must be called when an error has ended the runs that are not over."""
+        for run in self._runs.values():
+            if run.is_heard and not run.is_over:
+                run.last = now
 
     def resumes(self, usage: Usage, name: str | None) -> None:
         """Must be called before a run is resumed.
@@ -131,12 +145,15 @@ class Accounts:
             run.caller = name
             self._count_rest(run)
 
-    def totals(self) -> tuple[int, Tokens]:
-        """Must be called after `take`, which counts what is not counted yet."""
-        total = _NOTHING
-        for run in self._runs.values():
+    def totals(self) -> tuple[Tokens, float]:
+        """Returns what was used, and for how many seconds the runs took.
+
+        Must be called after `take`, which counts what is not counted yet.
+        """
+        total, runs = _NOTHING, self._runs.values()
+        for run in runs:
             total = total.plus(run.counted.minus(run.started))
-        return len(self), total
+        return total, sum(run.last - run.first for run in runs)
 
     def take(self) -> list[UsageEntry]:
         for run in self._runs.values():
@@ -161,7 +178,7 @@ class Accounts:
         if run.is_recorded and min(rest) < 0:
             return  # An answer was recorded, and the SDK has not counted it yet.
         if rest != _NOTHING:
-            agent, model = run.calling or (run.caller, self._model)
+            agent, model = run.calling or (run.caller, None)
             self._count(run, agent, model, rest)
 
     def _count(self, run: _Run, agent: str | None, model: str | None, used: Tokens) -> None:
@@ -171,8 +188,9 @@ class Accounts:
         self.add(entry)
 
     def entry(self, agent: str | None, model: str | None, used: Tokens) -> UsageEntry:
-        price = self.price_of(model)
-        return UsageEntry(agent, model, used, None if price is None else cost_of(used, price))
+        named = model if self._model is None else self._model
+        price = self.price_of(named)
+        return UsageEntry(agent, named, used, None if price is None else cost_of(used, price))
 
     def _spend(self, entry: UsageEntry) -> None:
         if entry.cost is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.lifecycle import AnySession, count_of, store_of
 from agents_session_metadata.types import JSONValue, Metadata
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
-from agents_session_metadata.usage.prices import ModelPrice, Tokens, check_prices
+from agents_session_metadata.usage.prices import ModelPrice, check_prices
 from agents_session_metadata.values import error_text, storable_text
 
 from .accounting import Accounts, added_cost
@@ -68,15 +67,6 @@ def warn_of_ledger(missing: TablesMissingError) -> None:
     if USAGE not in _warned:
         _warned.add(USAGE)
         logger.warning("usage is not recorded: %s", missing)
-
-
-@dataclass
-class _Time:
-    """When the first and the last hook of a run were called."""
-
-    first: float
-    last: float
-    is_over: bool = False
 
 
 class SessionTracker(RunHooks[Any]):
@@ -157,7 +147,6 @@ class SessionTracker(RunHooks[Any]):
         self._failures: list[str] = []
         self._refusal: BudgetExceededError | None = None
         self._raised: set[tuple[int, str]] = set()
-        self._times: dict[int, _Time] = {}
         self._has_answer = False
         # Usage is booked for the owner at the model call, even if the session is deleted later.
         self._owner: JSONValue = None
@@ -179,8 +168,7 @@ class SessionTracker(RunHooks[Any]):
         if isinstance(error, Exception) and not self._is_refusal(error):
             self._failures.append(error_text(error, 500))
         if error is not None:
-            for run in self._times.values():
-                run.last = run.last if run.is_over else self._clock()
+            self._accounts.break_off(self._clock())
         self._open_blocks -= 1
         if not self._open_blocks:
             await settle(self._write())
@@ -218,7 +206,7 @@ class SessionTracker(RunHooks[Any]):
     async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
         self._has_answer = True
         if self._sees(context):
-            self._times[id(context.usage)].is_over = True
+            self._accounts.ends(context.usage)
         await self._hooks.on_agent_end(context, agent, output)
 
     async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
@@ -252,25 +240,6 @@ class SessionTracker(RunHooks[Any]):
         inner = self._hooks._chain if isinstance(self._hooks, SessionTracker) else []
         return [self, *inner] if self._open_blocks else inner
 
-    def _resumes(self, usage: Usage, agent: str | None) -> None:
-        """Must be called before a paused run of an agent is resumed."""
-        self._accounts.resumes(usage, None if agent is None else _storable(agent))
-
-    def _records(self, usage: Usage) -> None:
-        """From now on, answers are counted by `_replays` and `_books`, not by hooks."""
-        self._accounts.records(usage)
-
-    def _replays(self, usage: Usage, used: Tokens) -> None:
-        self._accounts.replays(usage, used)
-
-    def _entry(self, agent: str, model: str | None, used: Tokens) -> UsageEntry:
-        named = model if self._model is None else self._model
-        return self._accounts.entry(_storable(agent), named, used)
-
-    def _books(self, usage: Usage, entry: UsageEntry) -> None:
-        """Counts an answer that is in the ledger."""
-        self._accounts.books(usage, entry)
-
     def _fails(self, context: Any, tool: Any) -> None:
         """Must be called when a tool has raised, before its `on_tool_end`."""
         self._raised.add((id(context.usage), _call_id(context, tool)))
@@ -297,9 +266,7 @@ class SessionTracker(RunHooks[Any]):
                     "to its end there"
                 )
             return False
-        now = self._clock()
-        self._times.setdefault(id(context.usage), _Time(now, now)).last = now
-        if self._accounts.see(context.usage):
+        if self._accounts.see(context.usage, self._clock()):
             trace = get_current_trace()
             if trace is not None and trace.trace_id not in ("", "no-op"):
                 self._trace_ids[_storable(trace.trace_id)] = None
@@ -368,15 +335,15 @@ class SessionTracker(RunHooks[Any]):
             self._titler.start(self.session, stored)
 
     def _change(self) -> Callable[[Metadata], None]:
-        runs, used = self._accounts.totals()
+        used, seconds = self._accounts.totals()
         cost, failures = self._accounts.cost, self._failures
         added = {
-            keys.RUNS: runs,
+            keys.RUNS: len(self._accounts),
             keys.REQUESTS: used.requests,
             keys.INPUT_TOKENS: used.input_tokens,
             keys.OUTPUT_TOKENS: used.output_tokens,
             keys.TOTAL_TOKENS: used.total_tokens,
-            keys.RUN_MS: round(sum(run.last - run.first for run in self._times.values()) * 1000),
+            keys.RUN_MS: round(seconds * 1000),
         }
         for opened in self._open.values():  # No hook is called if a call fails.
             self._stop(*opened)
