@@ -400,7 +400,6 @@ class StoredSession(SQLAlchemySession):
         self,
         items: list[TResponseInputItem],
         begin: Callable[[Connection], bool],
-        end: Callable[[Connection], object] = lambda _: None,
     ) -> None:
         """Writes nothing if `begin`, which must lock the session, returns False."""
         texts = await self._texts(items)
@@ -409,7 +408,6 @@ class StoredSession(SQLAlchemySession):
             if begin(connection):
                 self._store.insert_items(connection, self.session_id, texts)
                 self._store.rows.touch(connection, self.session_id)
-                end(connection)
 
         await self._transact(write)
 

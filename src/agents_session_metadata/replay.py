@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any, get_args
 
 from agents import (
@@ -209,15 +209,11 @@ class Replay:
         check_limit(concurrency, name="concurrency")
         selected = selected_sessions(catalog, where, feedback, updated_since)
         tasks: set[asyncio.Task[ReplayResult]] = set()
-        more = True
         try:
             while True:
-                while more and len(tasks) < concurrency:
-                    found = await anext(selected, None)
-                    more = found is not None
-                    if found is not None:
-                        one = cls._of_suite(catalog, *found, agent_of, kwargs)
-                        tasks.add(asyncio.create_task(one))
+                while len(tasks) < concurrency and (found := await anext(selected, None)):
+                    one = cls._of_suite(catalog, *found, agent_of, kwargs)
+                    tasks.add(asyncio.create_task(one))
                 if not tasks:
                     break
                 done, tasks = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
@@ -290,6 +286,7 @@ class Replay:
         copied, config = _Copies(tape).of(agent), RunConfig(model=tape, tracing_disabled=True)
         memory, differences = _Memory(self._before), tape.differences
         replayed: list[list[JSONObject]] = []
+        ended: str | None = None
         try:
             for number, turn in enumerate(self._turns, 1):
                 known, inputs = len(memory.items), list[Any](turn.inputs)
@@ -305,21 +302,21 @@ class Replay:
                     )
                     tape.end()
                 except _EndedError as error:
-                    tape.ended = str(error)
+                    ended = str(error)
                 except Exception as error:  # noqa: BLE001  # of the application's agents
-                    tape.ended = tape.ended or f"{type(error).__name__}: {error}"
+                    ended = f"{type(error).__name__}: {error}"
                 replayed.append(memory.items[known:])
                 found = _differences(number, turn.items, replayed[-1], texts=texts)
-                if tape.ended is not None:
+                if ended is not None:
                     differences += (each for each in found if each.replayed is not None)
                     following = next(iter(turn.items[len(replayed[-1]) :]), None)
-                    last = replayed[-1][-1] if tape.ended.startswith(_EARLY) else None
-                    differences.append(ReplayDifference(number, tape.ended, following, last))
+                    last = replayed[-1][-1] if ended.startswith(_EARLY) else None
+                    differences.append(ReplayDifference(number, ended, following, last))
                     break
                 differences += found
         finally:
             await provider.aclose()
-        return ReplayResult(differences, tape.ended, [turn.items for turn in self._turns], replayed)
+        return ReplayResult(differences, ended, [turn.items for turn in self._turns], replayed)
 
 
 class _EndedError(Exception):
@@ -351,7 +348,6 @@ class _Tape(Model):
     """Gives back the recorded answers of a turn, and before each call finds its output."""
 
     def __init__(self, turns: Iterable[_RecordedTurn], model: Model | None) -> None:
-        self.ended: str | None = None
         self.differences: list[ReplayDifference] = []
         self.outputs: dict[str, Any] = {}
         self._number, self._model = 0, model
@@ -392,7 +388,7 @@ class _Tape(Model):
         elif self._steps:
             response = ModelResponse(_typed(self._steps[0].answer), Usage(requests=1), None)
         else:
-            raise self._ended(_NO_MORE)
+            raise _EndedError(_NO_MORE)
         self.outputs = {}
         for item in response.to_input_items():
             if item.get("type") in OUTPUT_OF:
@@ -407,12 +403,12 @@ class _Tape(Model):
     def _find_output(self, item: JSONObject, tools: Sequence[Any], handoffs: Sequence[Any]) -> None:
         kind, name = str(item["type"]), item.get("name")
         if kind not in _CALLED:
-            raise self._ended(f"a call of type {quoted(kind)} cannot be replayed")
+            raise _EndedError(f"a call of type {quoted(kind)} cannot be replayed")
         if any(handoff.tool_name == name for handoff in handoffs):
             return
         tool = next((tool for tool in tools if tool.name == name), None)
         if tool is None:
-            raise self._ended(f"the agent has no tool {quoted(name)}")
+            raise _EndedError(f"the agent has no tool {quoted(name)}")
         recorded: Iterable[Any]
         if self._model is None:
             self._check_parameters(item, getattr(tool, "params_json_schema", {}))
@@ -425,7 +421,7 @@ class _Tape(Model):
             self.outputs[item["call_id"]] = output
             return
         arguments = quoted(item.get(_CALLED[kind]))
-        raise self._ended(f"the recording has no output of {quoted(name)} with {arguments}")
+        raise _EndedError(f"the recording has no output of {quoted(name)} with {arguments}")
 
     def _check_parameters(self, call: JSONObject, schema: dict[str, Any]) -> None:
         arguments = _parsed(call.get("arguments"))
@@ -435,10 +431,6 @@ class _Tape(Model):
                 problem = f"the tool {quoted(call['name'])} has no parameter "
                 problem += ", ".join(map(quoted, gone))
                 self.differences.append(ReplayDifference(self._number, problem, call))
-
-    def _ended(self, reason: str) -> _EndedError:
-        self.ended = reason
-        return _EndedError(reason)
 
 
 class _Copies:
@@ -550,23 +542,23 @@ def _compared(items: Iterable[JSONObject], *, texts: bool) -> list[tuple[str, JS
 
     With `texts`, it returns messages of the assistant, too.
     """
-    names: dict[object, int] = {}
+    calls: dict[object, int] = {}
     found: list[tuple[str, JSONObject]] = []
-    outputs: list[tuple[int, str, JSONObject]] = []
-    for item in items:
-        kind = str(item.get("type"))
-        if kind in _OUTPUTS:
-            text = json.dumps(["output", item.get("output")], sort_keys=True)
-            outputs.append((names.get(item.get("call_id"), len(names)), text, item))
+    for are_outputs, group in groupby(items, lambda item: str(item.get("type")) in _OUTPUTS):
+        if are_outputs:
+            outputs = []
+            for item in group:
+                text = json.dumps(["output", item.get("output")], sort_keys=True)
+                outputs.append((calls.get(item.get("call_id"), len(calls)), text, item))
+            found += [(text, item) for _, text, item in sorted(outputs, key=lambda each: each[:2])]
             continue
-        found += [(text, each) for _, text, each in sorted(outputs, key=lambda each: each[:2])]
-        outputs = []
-        if kind in OUTPUT_OF:
-            names[item.get("call_id")] = len(names)
-            found.append((_call_of(item), item))
-        elif texts and item.get("role") == "assistant":
-            found.append((json.dumps(["text", *texts_of(item.get("content"))]), item))
-    return found + [(text, each) for _, text, each in sorted(outputs, key=lambda each: each[:2])]
+        for item in group:
+            if str(item.get("type")) in OUTPUT_OF:
+                calls[item.get("call_id")] = len(calls)
+                found.append((_call_of(item), item))
+            elif texts and item.get("role") == "assistant":
+                found.append((json.dumps(["text", *texts_of(item.get("content"))]), item))
+    return found
 
 
 def _differences(

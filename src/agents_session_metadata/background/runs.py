@@ -199,7 +199,7 @@ class BackgroundRuns:
                 return False
             given: Any = found if isinstance(found, tuple) else (found, {})
             agent, options = given
-            request = Request.to_resume(info.session_id, agent, options)
+            request = Request.of(info.session_id, agent, None, options, is_resume=True)
             return await self.start(replace(request, only=info.status))
         except (RunNotFoundError, SessionBusyError):
             return False  # Another process has it.

@@ -105,6 +105,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 REPEATABLE_FOR = 10 * 60 * 1_000_000
 """For so many microseconds after a run has finished, `resume` returns its outcome."""
 
+_OF_RUNNER = frozenset(inspect.signature(Runner.run).parameters) - {
+    *("starting_agent", "input", "session")
+}
 _RENEWALS = 3
 """A lease is renewed this many times before it would end."""
 _POLL, _LONGEST_POLL = 0.02, 0.32
@@ -216,7 +219,7 @@ class SessionRun:
 
 @dataclass(frozen=True)
 class Request:
-    """One call of a method that runs an agent; to resume a run, `input` is None."""
+    """One call of a method that runs an agent. Made by `of`."""
 
     session_id: str
     agent: Agent[Any]
@@ -240,36 +243,25 @@ class Request:
     """The status of a run that is resumed; others are left alone."""
 
     @classmethod
-    def to_run(
-        cls, session_id: str, agent: Agent[Any], given: Any, options: NewRunOptions
+    def of(
+        cls,
+        session_id: str,
+        agent: Agent[Any],
+        given: Any,
+        options: Mapping[str, Any],
+        *,
+        is_resume: bool = False,
     ) -> Request:
-        if not isinstance(given, (str, list)):
-            advice = "; use resume" if isinstance(given, RunState) else ""
+        """To resume a run, `given` is what is added to one that waits, or None."""
+        if not (isinstance(given, (str, list)) or (is_resume and given is None)):
+            advice = "; use resume" if isinstance(given, RunState) and not is_resume else ""
             kind = type(given).__name__
             raise TypeError(f"input must be a string or a list of items, got {kind}{advice}")
-        request = cls._of(NewRunOptions, options, session_id=session_id, agent=agent, input=given)
-        check_id(session_id)
-        return request
-
-    @classmethod
-    def to_resume(
-        cls, session_id: str, agent: Agent[Any], options: ResumeOptions, given: Any = None
-    ) -> Request:
-        """`input` is what is added to a run that waits."""
-        if not isinstance(given, (str, list, type(None))):
-            kind = type(given).__name__
-            raise TypeError(f"input must be a string or a list of items, got {kind}")
-        values = {"session_id": session_id, "agent": agent, "input": given, "is_resume": True}
-        return cls._of(ResumeOptions, options, **values)
-
-    @classmethod
-    def _of(cls, kind: Any, options: Mapping[str, Any], **values: Any) -> Request:
-        """Separates the options of the SDK's runner from ours."""
-        of_runner, known = _runner_options(), kind.__annotations__.keys()
-        check_options(options, known | of_runner)
-        given = {name: value for name, value in options.items() if name in of_runner}
-        ours = {name: value for name, value in options.items() if name not in of_runner}
-        return cls(**values, options=given, **ours)
+        known = ResumeOptions if is_resume else NewRunOptions
+        check_options(options, known.__annotations__.keys() | _OF_RUNNER)
+        of_runner = {name: value for name, value in options.items() if name in _OF_RUNNER}
+        ours: Any = {name: value for name, value in options.items() if name not in _OF_RUNNER}
+        return cls(session_id, agent, given, of_runner, is_resume, **ours)
 
     def __post_init__(self) -> None:
         check_id_type(self.session_id)
@@ -293,6 +285,8 @@ class Request:
                     f"{name} cannot be combined with a session, which has the whole history itself"
                 )
         check_runner_options(self.options)
+        if not self.is_resume:
+            check_id(self.session_id)
 
     @property
     def agent_name(self) -> str:
@@ -314,12 +308,6 @@ def content_of(agent: str, given: Any) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-@lru_cache(maxsize=1)
-def _runner_options() -> frozenset[str]:
-    known = inspect.signature(Runner.run).parameters
-    return frozenset(known) - {"starting_agent", "input", "session"}
 
 
 @dataclass(frozen=True)

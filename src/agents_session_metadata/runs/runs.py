@@ -179,7 +179,7 @@ class SessionRuns:
             ValueError: If the session is encrypted and there is no `encrypt`, or an argument is
                 invalid.
         """
-        return await self._run(Request.to_run(session_id, agent, input, options))
+        return await self._run(Request.of(session_id, agent, input, options))
 
     def stream(
         self,
@@ -213,7 +213,7 @@ class SessionRuns:
         Returns:
             An async context manager, which begins the run and raises the errors of `run`.
         """
-        request = Request.to_run(session_id, agent, input, options)
+        request = Request.of(session_id, agent, input, options)
         return self._background.stream(request) if live else self._streamed(request)
 
     async def resume(
@@ -251,7 +251,7 @@ class SessionRuns:
             UserError: If the SDK cannot add the input to this run. Nothing is written.
             ValueError: If there is an input, and the run does not wait.
         """
-        return await self._run(Request.to_resume(session_id, agent, options, input))
+        return await self._run(Request.of(session_id, agent, input, options, is_resume=True))
 
     def stream_resume(
         self,
@@ -278,7 +278,7 @@ class SessionRuns:
         Returns:
             An async context manager, which goes on with the run and raises the errors of `resume`.
         """
-        return self._streamed(Request.to_resume(session_id, agent, options, input))
+        return self._streamed(Request.of(session_id, agent, input, options, is_resume=True))
 
     async def _run(self, request: Request) -> SessionRun:
         taken = await take_turn(self._settings, request)
@@ -332,11 +332,7 @@ class SessionRuns:
             RunNotFoundError: Without an input, if the session has no run. All other errors are
                 those of `run` and `resume`.
         """
-        request = (
-            Request.to_resume(session_id, agent, options)
-            if input is None
-            else Request.to_run(session_id, agent, input, options)
-        )
+        request = Request.of(session_id, agent, input, options, is_resume=input is None)
         return await self._background.start(request)
 
     async def aclose(self, wait: float = 20) -> None:
@@ -424,7 +420,6 @@ class SessionRuns:
             TypeError: If `after` is not an integer.
             ValueError: If the run is encrypted and there is no `decrypt`.
         """
-        check_id_type(session_id)
         if after is not None and type(after) is not int:
             raise TypeError(f"after must be the id of an item, got {quoted(after)}")
         if id_problem(session_id) is not None:
@@ -565,7 +560,6 @@ class SessionRuns:
         Args:
             session_id: The session's id.
         """
-        check_id_type(session_id)
         if id_problem(session_id) is not None:
             return None
         page = await self.list(where={"$session_id": {"$in": [session_id]}}, limit=1)

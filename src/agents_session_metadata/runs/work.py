@@ -29,11 +29,9 @@ from agents_session_metadata.errors import (
     LeaseLostError,
     RunCancelledError,
     SessionChangedError,
-    TablesMissingError,
 )
 from agents_session_metadata.text import quoted
-from agents_session_metadata.tracking.tracker import SessionTracker, warn_of_ledger
-from agents_session_metadata.usage.ledger import USAGE
+from agents_session_metadata.tracking.tracker import SessionTracker, has_ledger
 from agents_session_metadata.values import error_text, storable_text
 
 from .approvals import dump_pending, dump_state, pending_calls
@@ -63,7 +61,7 @@ async def take_turn(settings: Settings, request: Request) -> Work | SessionRun:
     """Waits for its turn, and finishes an interrupted run first if that is asked for."""
     hooks = request.options.get("hooks")
     trackers = hooks._chain if isinstance(hooks, SessionTracker) else []
-    books = bool(trackers) and await _has_ledger(settings)
+    books = bool(trackers) and await has_ledger(settings.store)
     while True:
         session = RunSession._in_store(
             request.session_id, settings.store, must_exist=True, **settings.session_options
@@ -86,15 +84,6 @@ async def take_turn(settings: Settings, request: Request) -> Work | SessionRun:
         if not claimed.is_other:
             return work
         await work.run()
-
-
-async def _has_ledger(settings: Settings) -> bool:
-    try:
-        await settings.store.database.ensure(USAGE)
-    except TablesMissingError as missing:
-        warn_of_ledger(missing)
-        return False
-    return True
 
 
 def _can_book(tracker: SessionTracker, record: RunRecord) -> bool:
@@ -321,8 +310,9 @@ class Work:
     async def _end(self, result: Any) -> SessionRun:
         """Stores the outcome of a run that has finished or pauses."""
         lease, record, database = self._lease, self._record, self._settings.store.database
-        if lease.lost is not None or record.error is not None:
-            raise lease.lost or record.error or AssertionError
+        problem = lease.lost or record.error
+        if problem is not None:
+            raise problem
         calls, agent = pending_calls(result.interruptions), result.last_agent
         if calls:
             state = dump_state(result, strict=self._request.strict_context)

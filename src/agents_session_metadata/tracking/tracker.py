@@ -30,6 +30,7 @@ from agents_session_metadata.errors import (
     TablesMissingError,
 )
 from agents_session_metadata.lifecycle import AnySession, count_of, store_of
+from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue, Metadata
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 from agents_session_metadata.usage.prices import ModelPrice, check_prices
@@ -62,11 +63,16 @@ _warned: set[str] = set()
 """Warnings that were logged in this process and are not repeated."""
 
 
-def warn_of_ledger(missing: TablesMissingError) -> None:
+async def has_ledger(store: ScopedStore) -> bool:
     """Logs once per process that the table of the ledger is missing."""
-    if USAGE not in _warned:
-        _warned.add(USAGE)
-        logger.warning("usage is not recorded: %s", missing)
+    try:
+        await store.database.ensure(USAGE)
+    except TablesMissingError as missing:
+        if USAGE not in _warned:
+            _warned.add(USAGE)
+            logger.warning("usage is not recorded: %s", missing)
+        return False
+    return True
 
 
 class SessionTracker(RunHooks[Any]):
@@ -380,14 +386,8 @@ class SessionTracker(RunHooks[Any]):
     ) -> Metadata:
         """Edits the metadata and adds to the ledger, unless that is missing, in one transaction."""
         store, session_id = self._store, self.session.session_id
-        if not entries:
-            return await self.session.edit_metadata(change)
-        try:
-            await store.database.ensure(USAGE)
-        except TablesMissingError as missing:
-            stored = await self.session.edit_metadata(change)
-            warn_of_ledger(missing)
-            return stored
+        if entries and not await has_ledger(store):
+            entries = []
 
         def add(connection: Connection, metadata: Metadata) -> None:
             payer = metadata.get(keys.OWNER_ID) if owner is None else owner

@@ -350,11 +350,6 @@ def _is_group(columns: Sequence[ColumnElement[Any]], group: Sequence[Any]) -> Co
     return and_(*(column.is_not_distinct_from(value) for column, value in pairs))
 
 
-def _cost(billions: Any, rest: Any) -> Decimal:
-    units = int(billions or 0) * _BILLION + int(rest or 0)
-    return MONEY.scaleb(Decimal(units), -_DECIMALS)
-
-
 def _rows(fields: tuple[str, ...], found: Iterable[Any], exact: Iterable[Any]) -> list[UsageRow]:
     """`exact` has costs that are not among the totals."""
     totals: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -365,7 +360,9 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any], exact: Iterable[Any]) -
         for name in Tokens._fields:
             total[name] = total.get(name, 0) + int(getattr(row, name))
         if row.rest is not None:
-            total["cost"] = MONEY.add(total["cost"] or 0, _cost(row.billions, row.rest))
+            units = int(row.billions) * _BILLION + int(row.rest)
+            cost = MONEY.scaleb(Decimal(units), -_DECIMALS)
+            total["cost"] = MONEY.add(total["cost"] or 0, cost)
         if int(row.none):
             total["unpriced"].add(row.model)
     for *group, cost in exact:
