@@ -1389,7 +1389,7 @@ class SessionCatalog:
             ValueError: If `by` names an unknown field, `limit` is out of range, or a datetime has
                 no time zone.
         """
-        from .usage.ledger import read_usage
+        from .usage.feature import read_usage
 
         return await read_usage(
             self._store,
@@ -1417,7 +1417,7 @@ class SessionCatalog:
             TypeError: If `before` is neither a date nor a datetime.
             ValueError: If it is a datetime without a time zone.
         """
-        from .usage.ledger import delete_usage
+        from .usage.feature import delete_usage
 
         return await delete_usage(self._store, before=before)
 

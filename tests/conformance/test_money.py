@@ -18,7 +18,7 @@ from agents_session_metadata import (
     UsageRow,
     keys,
 )
-from agents_session_metadata.usage.ledger import UsageEntry, add_usage
+from agents_session_metadata.usage.feature import UsageEntry, add_usage
 from agents_session_metadata.usage.prices import Tokens
 from conformance import raw
 

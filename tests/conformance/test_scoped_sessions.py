@@ -20,7 +20,7 @@ from agents_session_metadata import (
 )
 from agents_session_metadata.runs.feature import RUNS
 from agents_session_metadata.threads.rows import THREADS
-from agents_session_metadata.usage.ledger import USAGE
+from agents_session_metadata.usage.feature import USAGE
 from conformance import raw
 from conformance.compaction import Client
 from conformance.triggers import drop_triggers

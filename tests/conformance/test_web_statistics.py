@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
+from agents_session_metadata.usage.feature import USAGE, UsageEntry, add_usage
 from agents_session_metadata.usage.prices import Tokens
 
 from .browsing import client

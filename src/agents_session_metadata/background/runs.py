@@ -30,10 +30,10 @@ from agents_session_metadata.runs.claim import Request, Settings, lock_run, stat
 from agents_session_metadata.runs.execution import RunSession
 from agents_session_metadata.runs.feature import (
     FAILED,
+    FEATURE,
     INTERRUPTED,
     STOPPED,
     WAITING,
-    give_up,
     keep_outcome,
 )
 from agents_session_metadata.runs.record import Progress
@@ -124,7 +124,7 @@ class BackgroundRuns:
             if row is None or row.status == FAILED:
                 return False
             texts = self._text_so_far(connection, row, wrap) if keep else []
-            give_up(store.database, connection, session_id, STOPPED)
+            FEATURE.give_up(store.database, connection, session_id, STOPPED)
             if texts:
                 connection.execute(self._sql.touch, {"session": session_id})
                 store.insert_items(connection, session_id, texts)

@@ -75,7 +75,7 @@ from agents_session_metadata.keys import AGENT, RUN, normalize_agent
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import quoted
-from agents_session_metadata.usage.ledger import newest_usage
+from agents_session_metadata.usage.feature import newest_usage
 from agents_session_metadata.values import (
     check_id,
     check_id_type,
@@ -88,13 +88,12 @@ from .approvals import PendingCall, decided_calls, decisions_of, load_pending
 from .feature import (
     CANCELLED,
     FAILED,
+    FEATURE,
     INTERRUPTED,
     RUNNING,
     RUNS,
     STOPPED,
     WAITING,
-    delete_outcome,
-    give_up,
     keys_table,
     status_of,
 )
@@ -388,6 +387,8 @@ class Statements:
             keys.c.session_id == session, keys.c.run_id == bindparam("run_id")
         )
         self.outcome: Any = outcomes.order_by(keys.c.ended_at.desc()).limit(1)
+        of_key = keys.c.session_id == session, keys.c.run_key == bindparam("run_key")
+        self.delete_outcome: Delete = delete(keys).where(*of_key)
         number = bindparam("number", type_=Integer)
         value = bindparam("value", type_=steps.c.value.type)
         # Locked: a process that takes the run over reads its steps after this transaction.
@@ -648,10 +649,11 @@ class RunClaim:
         if row.run_id is not None and (is_other or (is_same and not anew)):
             return self._go_on(lease, connection, row, is_other=is_other)
         if row.run_id is not None:
-            give_up(self._database, connection, session_id)
+            FEATURE.give_up(self._database, connection, session_id)
             row = read_run(self._store, connection, session_id)
         if is_same and request.digest is not None:
-            delete_outcome(self._database, connection, session_id, request.digest)
+            own = {"session": session_id, "run_key": request.digest}
+            connection.execute(self._sql.delete_outcome, own)
         return self._start(lease, connection, row)
 
     def _lock(self, connection: Connection) -> bool:

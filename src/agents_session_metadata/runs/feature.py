@@ -73,75 +73,6 @@ STOPPED = '{"stopped": true}'
 """The outcome of a run that was cancelled. Others that were given up have `{}`."""
 
 
-def define(make: TableMaker) -> None:
-    runs_name, steps_name, keys_name, decisions_name = make.names
-    types = make.types
-    runs = make.owned(
-        runs_name,
-        Column("run_id", String(32), nullable=False),
-        Column("status", String(16), nullable=False),
-        Column("token", String(32), nullable=False),
-        Column("expires", BigInteger, nullable=False),
-        Column("run_key", String(64)),
-        Column("started_at", BigInteger, nullable=False),
-        Column("paused_at", BigInteger),
-        Column("agent", types.text, nullable=False),
-        Column("input", types.text, nullable=False),
-        Column("state", types.text),
-        Column("pending", types.text),
-        Column("error", types.text),
-        Column("progress", types.text, nullable=False),
-        # The newest item of the session at the last claim or write of the run: it can be older than
-        # the run. By it, a claim sees what others have written since.
-        Column("last_item", BigInteger, nullable=False),
-        # NULL in rows of version 0.2, as all columns that are added to these tables.
-        Column("alive_at", BigInteger),
-        Column("attempts", Integer),
-        # The number of the pause at which the run waits.
-        Column("pause", Integer),
-        Index(derived_name(runs_name, "_order_idx"), "started_at", "session_id"),
-    )
-    # To the run, not to the session: adding a step need not lock the session.
-    link = ForeignKeyConstraint(
-        ["session_id"],
-        [runs.c.session_id],
-        name=derived_name(steps_name, "_run_fk"),
-        ondelete="CASCADE",
-    )
-    steps = make.table(
-        steps_name,
-        Column("session_id", types.own_id, primary_key=True),
-        Column("number", Integer, primary_key=True, autoincrement=False),
-        Column("value", types.text, nullable=False),
-        link,
-    )
-    make.triggers.append(CreateTrigger(runs, steps, ("session_id",)))
-    make.owned(
-        keys_name,
-        Column("run_key", String(64), primary_key=True),
-        Column("run_id", String(32), nullable=False),
-        Column("ended_at", BigInteger, nullable=False),
-        Column("outcome", types.text, nullable=False),
-        Column("status", String(16)),
-        Index(derived_name(keys_name, "_time_idx"), "ended_at"),
-    )
-    make.kept(
-        decisions_name,
-        Column("run_id", String(32), nullable=False),
-        Column("call_id", types.text, nullable=False),
-        Column("tool", types.text),
-        Column("agent", types.text),
-        Column("approve", Boolean, nullable=False),
-        Column("message", types.text),
-        Column("decided_by", types.text),
-        Column("decided_at", BigInteger, nullable=False),
-        Column("owner_id", types.text),
-        Column("pause", Integer),
-        Column("always", Boolean),
-        Index(derived_name(decisions_name, "_time_idx"), "decided_at"),
-    )
-
-
 def runs_table(tables: SessionTables) -> Table:
     return tables.group(RUNS).tables[0]
 
@@ -176,34 +107,6 @@ class NotAtWork(Condition):
         return not_(held.correlate(getattr(session_id, "table", None)))
 
 
-def _end(database: Database, connection: Connection, session_id: str) -> None:
-    runs, rows = runs_table(database.tables), database.tables.metadata
-    connection.execute(delete(runs).where(runs.c.session_id == session_id))
-    own = rows.c.session_id == session_id, rows.c.key == RUN
-    if connection.execute(delete(rows).where(*own)).rowcount:
-        note(connection, "removed", session_id, [RUN])
-
-
-def give_up(
-    database: Database, connection: Connection, session_id: str, outcome: str = "{}"
-) -> None:
-    """Ends the run of a locked session. Its items stay, except calls without an output."""
-    runs = runs_table(database.tables)
-    columns = runs.c.progress, runs.c.run_key, runs.c.run_id, runs.c.status
-    row: Any = connection.execute(select(*columns).where(runs.c.session_id == session_id)).first()
-    if row is None:
-        return
-    first = json.loads(row.progress)["first"]
-    items = read_history(database, connection, session_id, after=first)
-    ids = [items[position].item_id for position in unanswered([each.item for each in items])]
-    delete_messages(database, connection, session_id, ids)
-    _end(database, connection, session_id)
-    # History can change without the columns that are added to the tables of version 0.2.0.
-    is_needed = row.status != FAILED or row.run_key is None
-    if is_needed and database.has_columns(connection, RUNS):
-        keep_outcome(database, connection, session_id, row, outcome, CANCELLED)
-
-
 # ---- outcomes of runs that have ended ----
 
 _SWEPT = 20
@@ -232,21 +135,77 @@ def sweep_outcomes(database: Database, connection: Connection, keep: int) -> Non
     sweep_keys(connection, keys.c.run_key, keys.c.ended_at <= database.dialect.now() - keep, _SWEPT)
 
 
-def delete_outcome(
-    database: Database, connection: Connection, session_id: str, run_key: str
-) -> None:
-    keys = keys_table(database.tables)
-    connection.execute(
-        delete(keys).where(keys.c.session_id == session_id, keys.c.run_key == run_key)
-    )
-
-
 class RunsFeature(Feature):
     name = RUNS
     suffixes: ClassVar[tuple[str, ...]] = ("_runs", "_run_steps", "_run_keys", "_run_decisions")
 
     def define(self, make: TableMaker) -> None:
-        define(make)
+        runs_name, steps_name, keys_name, decisions_name = make.names
+        types = make.types
+        runs = make.owned(
+            runs_name,
+            Column("run_id", String(32), nullable=False),
+            Column("status", String(16), nullable=False),
+            Column("token", String(32), nullable=False),
+            Column("expires", BigInteger, nullable=False),
+            Column("run_key", String(64)),
+            Column("started_at", BigInteger, nullable=False),
+            Column("paused_at", BigInteger),
+            Column("agent", types.text, nullable=False),
+            Column("input", types.text, nullable=False),
+            Column("state", types.text),
+            Column("pending", types.text),
+            Column("error", types.text),
+            Column("progress", types.text, nullable=False),
+            # The newest item of the session at the last claim or write of the run: it can be older
+            # than the run. By it, a claim sees what others have written since.
+            Column("last_item", BigInteger, nullable=False),
+            # NULL in rows of version 0.2, as all columns that are added to these tables.
+            Column("alive_at", BigInteger),
+            Column("attempts", Integer),
+            # The number of the pause at which the run waits.
+            Column("pause", Integer),
+            Index(derived_name(runs_name, "_order_idx"), "started_at", "session_id"),
+        )
+        # To the run, not to the session: adding a step need not lock the session.
+        link = ForeignKeyConstraint(
+            ["session_id"],
+            [runs.c.session_id],
+            name=derived_name(steps_name, "_run_fk"),
+            ondelete="CASCADE",
+        )
+        steps = make.table(
+            steps_name,
+            Column("session_id", types.own_id, primary_key=True),
+            Column("number", Integer, primary_key=True, autoincrement=False),
+            Column("value", types.text, nullable=False),
+            link,
+        )
+        make.triggers.append(CreateTrigger(runs, steps, ("session_id",)))
+        make.owned(
+            keys_name,
+            Column("run_key", String(64), primary_key=True),
+            Column("run_id", String(32), nullable=False),
+            Column("ended_at", BigInteger, nullable=False),
+            Column("outcome", types.text, nullable=False),
+            Column("status", String(16)),
+            Index(derived_name(keys_name, "_time_idx"), "ended_at"),
+        )
+        make.kept(
+            decisions_name,
+            Column("run_id", String(32), nullable=False),
+            Column("call_id", types.text, nullable=False),
+            Column("tool", types.text),
+            Column("agent", types.text),
+            Column("approve", Boolean, nullable=False),
+            Column("message", types.text),
+            Column("decided_by", types.text),
+            Column("decided_at", BigInteger, nullable=False),
+            Column("owner_id", types.text),
+            Column("pause", Integer),
+            Column("always", Boolean),
+            Index(derived_name(decisions_name, "_time_idx"), "decided_at"),
+        )
 
     def hold(self, database: Database, connection: Connection, session_id: str) -> Exception | None:
         runs = runs_table(database.tables)
@@ -255,11 +214,32 @@ class RunsFeature(Feature):
             return SessionPausedError(session_id)
         return SessionBusyError(session_id) if status == RUNNING else None
 
-    def give_up(self, database: Database, connection: Connection, session_id: str) -> None:
-        give_up(database, connection, session_id)
-
     def end(self, database: Database, connection: Connection, session_id: str) -> None:
-        _end(database, connection, session_id)
+        runs, rows = runs_table(database.tables), database.tables.metadata
+        connection.execute(delete(runs).where(runs.c.session_id == session_id))
+        own = rows.c.session_id == session_id, rows.c.key == RUN
+        if connection.execute(delete(rows).where(*own)).rowcount:
+            note(connection, "removed", session_id, [RUN])
+
+    def give_up(
+        self, database: Database, connection: Connection, session_id: str, outcome: str = "{}"
+    ) -> None:
+        """Ends the run of a locked session. Its items stay, except calls without an output."""
+        runs = runs_table(database.tables)
+        columns = runs.c.progress, runs.c.run_key, runs.c.run_id, runs.c.status
+        found: Any = select(*columns).where(runs.c.session_id == session_id)
+        row: Any = connection.execute(found).first()
+        if row is None:
+            return
+        first = json.loads(row.progress)["first"]
+        items = read_history(database, connection, session_id, after=first)
+        ids = [items[position].item_id for position in unanswered([each.item for each in items])]
+        delete_messages(database, connection, session_id, ids)
+        self.end(database, connection, session_id)
+        # History can change without the columns that are added to the tables of version 0.2.0.
+        is_needed = row.status != FAILED or row.run_key is None
+        if is_needed and database.has_columns(connection, RUNS):
+            keep_outcome(database, connection, session_id, row, outcome, CANCELLED)
 
     def erase_rest(
         self, database: Database, connection: Connection, erased: Erased

@@ -30,7 +30,7 @@ from sqlalchemy import Connection
 from agents_session_metadata._sdk import ToolAnswer
 from agents_session_metadata.core.database import FAILURES, settle
 from agents_session_metadata.tracking.tracker import SessionTracker
-from agents_session_metadata.usage.ledger import UsageEntry, add_usage, place_usage
+from agents_session_metadata.usage.feature import UsageEntry, add_usage, place_usage
 from agents_session_metadata.usage.prices import Tokens
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from .claim import (
     StreamEvent,
     lock_run,
 )
-from .feature import FAILED, INTERRUPTED, RUNNING, give_up
+from .feature import FAILED, FEATURE, INTERRUPTED, RUNNING
 from .record import Cipher, Encryption
 from .work import Work, take_turn
 
@@ -658,7 +658,7 @@ class SessionRuns:
                 return False
             if row.status == RUNNING and not force:
                 raise SessionBusyError(session_id)
-            give_up(self._store.database, connection, session_id)
+            FEATURE.give_up(self._store.database, connection, session_id)
             return True
 
         return await self._store.database.write(write, prepare=self._store.is_restricted)

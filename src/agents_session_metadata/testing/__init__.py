@@ -9,19 +9,24 @@ PYTEST_DONT_REWRITE: nothing here asserts, and pytest warns if the module was im
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from .sessions import parametrize_sessions as parametrize_sessions
-
 if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+    from agents_session_metadata.types import FeedbackKind
+
     from .contract import MakeSession
 
 CONTRACT = Path(__file__).with_name("contract.py")
@@ -107,3 +112,52 @@ def _takes_directory(factory: Callable[..., object]) -> bool:
     """Returns whether a second parameter is required. `SQLiteSession` has optional ones."""
     parameters = list(inspect.signature(factory).parameters.values())
     return len(parameters) > 1 and parameters[1].default is inspect.Parameter.empty
+
+
+# ---- stored sessions ----
+
+
+def parametrize_sessions(
+    catalog_url: str | URL,
+    where: Mapping[str, Any] | None = None,
+    *,
+    feedback: FeedbackKind | None = None,
+    updated_since: datetime | None = None,
+) -> pytest.MarkDecorator:
+    """Run a test once for each stored session that matches, with its id as `session_id`.
+
+    ```python
+    @parametrize_sessions("sqlite:///sessions.db", {"tags": {"$contains": "regression"}})
+    async def test_session(session_id): ...
+    ```
+
+    The ids are read when the decorator is called, so when pytest collects the module, in a thread
+    with an event loop of its own. The test can be a function or a coroutine function.
+
+    Args:
+        catalog_url: The URL of the database.
+        where: A filter; all sessions by default.
+        feedback: As in `Replay.each`.
+        updated_since: As in `Replay.each`.
+
+    Returns:
+        The decorator, a mark of pytest.
+
+    Raises:
+        LookupError: If no session matches, so that an empty suite does not pass.
+        InvalidFilterError: If the filter is invalid.
+        TablesMissingError: If the database has no tables.
+    """
+    from agents_session_metadata.catalog import SessionCatalog
+    from agents_session_metadata.replay import selected_sessions
+
+    async def read() -> list[str]:
+        async with SessionCatalog.from_url(catalog_url) as catalog:
+            selected = selected_sessions(catalog, where, feedback, updated_since)
+            return [info.session_id async for info, _ in selected]
+
+    with ThreadPoolExecutor(1) as thread:  # This thread may have a loop that runs.
+        ids = thread.submit(asyncio.run, read()).result()
+    if not ids:
+        raise LookupError("parametrize_sessions() found no session that matches")
+    return pytest.mark.parametrize("session_id", ids)

@@ -14,7 +14,7 @@ from typing import Any
 from agents.usage import Usage
 
 from agents_session_metadata.types import JSONValue
-from agents_session_metadata.usage.ledger import UsageEntry
+from agents_session_metadata.usage.feature import UsageEntry
 from agents_session_metadata.usage.prices import (
     MONEY,
     ModelPrice,

@@ -14,7 +14,7 @@ from agents_session_metadata.lifecycle import store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue
-from agents_session_metadata.usage.ledger import USAGE, read_usage
+from agents_session_metadata.usage.feature import USAGE, read_usage
 from agents_session_metadata.usage.prices import MONEY, decimal_of, plain_cost
 
 Per = Literal["session", "owner_id"]

@@ -32,7 +32,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.lifecycle import AnySession, count_of, store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue, Metadata
-from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
+from agents_session_metadata.usage.feature import USAGE, UsageEntry, add_usage
 from agents_session_metadata.usage.prices import ModelPrice, check_prices
 from agents_session_metadata.values import error_text, storable_text
 

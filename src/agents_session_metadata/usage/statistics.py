@@ -1,4 +1,4 @@
-"""Totals of metadata over sessions, added up in short reads; the ledger's are in `ledger`."""
+"""Totals of metadata over sessions, added up in short reads; the ledger's are in `feature`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from agents_session_metadata.types import (
     ToolStatistics,
 )
 
-from .ledger import day_of
+from .feature import day_of
 from .prices import MONEY, decimal_of, plain_cost
 
 _COUNTERS = (
