@@ -485,7 +485,7 @@ class Recorder(ModelProvider):
     async def aclose(self) -> None:
         await self.provider.aclose()
 
-    def around(self, model: Model, agent: Agent[Any], config: RunConfig) -> Model:
+    def around(self, model: Model, agent: Agent[Any], config: RunConfig) -> Any:
         """Returns the model that the runner calls in place of `model`."""
         raise NotImplementedError
 
@@ -606,25 +606,6 @@ def intercept_runner() -> None:
     """Must be called once before a run with a `Recorder`. Other runs only look for one."""
     for place, name, around in INTERCEPTED:
         setattr(place, name, partial(around, getattr(place, name)))
-
-
-class ModelAround(Model):
-    """A model that passes everything on to another one, but the two calls, which a subclass has."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def get_retry_advice(self, request: Any) -> Any:
-        return self.model.get_retry_advice(request)
-
-    async def close(self) -> None:
-        await self.model.close()
-
-    async def _cleanup_on_run_end(self, owner: object) -> None:
-        await self.model._cleanup_on_run_end(owner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
 
 
 def completed(response: ModelResponse) -> ResponseCompletedEvent:

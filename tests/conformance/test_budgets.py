@@ -29,7 +29,7 @@ from agents_session_metadata import (
 )
 from agents_session_metadata.tracking import budget as budgets
 from agents_session_metadata.tracking.budget import first_day
-from agents_session_metadata.usage import ledger
+from agents_session_metadata.usage import feature as ledger
 from conformance import raw
 from conformance.running import agent, calls
 

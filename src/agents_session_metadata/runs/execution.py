@@ -16,7 +16,6 @@ from agents.models.interface import Model, ModelProvider
 from sqlalchemy import Connection, select
 
 from agents_session_metadata._sdk import (
-    ModelAround,
     NothingToCompact,
     Recorder,
     Silence,
@@ -59,7 +58,7 @@ class RunRecorder(Recorder):
         self.record = record
         self._checks_tools = checks_tools
 
-    def around(self, model: Model, agent: Agent[Any], config: RunConfig) -> Model:
+    def around(self, model: Model, agent: Agent[Any], config: RunConfig) -> Any:
         named = model_name(agent) if config.model is None else model_name(config)
         return _RecordedModel(model, self, agent.name, named)
 
@@ -110,18 +109,23 @@ def is_tool_call(item: Any) -> bool:
     return kind in ("function_call", "custom_tool_call")
 
 
-class _RecordedModel(ModelAround):
+class _RecordedModel:
+    """A model that passes everything on to another one, but the two calls."""
+
     def __init__(self, model: Any, recorder: RunRecorder, agent: str, named: str | None) -> None:
-        super().__init__(model)
+        self._model = model
         self._recorder = recorder
         self._names = agent, named
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
         given = _ARGUMENTS.bind(self, *args, **kwargs).arguments
         path = _path_of(given["input"])
         response = await self._recorder.answer(path, given["tools"], given["handoffs"])
         if response is None:
-            response = await self.model.get_response(*args, **kwargs)
+            response = await self._model.get_response(*args, **kwargs)
             await self._recorder.record.add_answer(path, response, *self._names)
         return response
 
@@ -135,9 +139,9 @@ class _RecordedModel(ModelAround):
         items: list[Any] = []
         live = None if path else self._recorder.record.live
         stream = (
-            self.model.stream_response(*args, **kwargs)
+            self._model.stream_response(*args, **kwargs)
             if live is None
-            else live.stream(self.model, args, kwargs)
+            else live.stream(self._model, args, kwargs)
         )
         try:
             async for event in stream:
