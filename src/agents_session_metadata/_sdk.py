@@ -153,8 +153,9 @@ def open_store(
         "on_clear": on_clear,
         "session_settings": session_settings,
         "ensure_ascii": ensure_ascii,
+        **further,
     }
-    return ScopedStore(database, metadata_limits), {**settings, **further}
+    return ScopedStore(database, metadata_limits), settings
 
 
 def context_of(state: RunState[Any, Any]) -> Any:

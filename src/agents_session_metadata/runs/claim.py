@@ -295,10 +295,6 @@ class Request:
     def digest(self) -> str | None:
         return None if self.key is None else _digest(self.key)
 
-    @property
-    def content(self) -> str:
-        return content_of(self.agent_name, self.input)
-
 
 def content_of(agent: str, given: Any) -> str:
     """Tells requests with the same key apart."""
@@ -727,7 +723,8 @@ class RunClaim:
         if found.status == CANCELLED:
             raise RunCancelledError(session_id)
         outcome = self._settings.encryption.load(found.outcome)
-        if "content" in outcome and outcome["content"] != request.content:
+        content = content_of(request.agent_name, request.input)
+        if outcome.get("content", content) != content:
             raise KeyReusedError(session_id, key)
         if "output" in outcome:
             return self._repeated(outcome)

@@ -189,10 +189,7 @@ class RunRecord:
         self._writing = asyncio.Lock()
         self.is_placed: bool = not steps
         """Whether all usage that was booked belongs to an item of the history."""
-        # Calls that waited at the pause inside an agent that is used as a tool. The SDK finishes
-        # them from the state, so nothing is given back for them.
-        self._inside = frozenset(progress.inside)
-        self.open_calls: set[str] = set(self._inside)
+        self.open_calls: set[str] = set(progress.inside)
         """The calls that have begun and have not ended, so they wait inside if the run pauses."""
         for step in steps.values():
             if "answer" in step:
@@ -275,13 +272,14 @@ class RunRecord:
     async def add_output(self, call_id: str | None, answer: ToolAnswer) -> None:
         """Does nothing if the output is recorded already."""
         key = self.call_key(call_id)
-        if call_id in self._inside or key in self._written or not self.progress.durable:
+        # The SDK finishes calls that waited inside an agent from the state.
+        is_from_state = call_id in self.progress.inside
+        if is_from_state or key in self._written or not self.progress.durable:
             return
         self._written.add(key)
-        step: dict[str, Any] = {"call": key, "output": dump_output(answer.output)}
+        step = {"call": key, "output": dump_output(answer.output)}
         flags = {"raised": answer.raised, "default": answer.is_default}
-        step |= {name: True for name, value in flags.items() if value}
-        await self._add(self._step(step))
+        await self._add(self._step({**step, **flags}))
 
     # ---- the answer in progress ----
 

@@ -95,12 +95,13 @@ class Budget:
         store, session_id = store_of(session), session.session_id
         owner = await read_owner(store, session_id) if self.per == OWNER_ID else None
         spent, used = await _spent(self, store, session_id, owner)
-        cost = None if self.cost is None else MONEY.subtract(decimal_of(self.cost), spent)
-        tokens = None if self.tokens is None else self.tokens - used
-        return Remaining(
-            None if cost is None else plain_cost(max(cost, Decimal(0))),
-            None if tokens is None else max(tokens, 0),
-        )
+        cost = tokens = None
+        if self.cost is not None:
+            left = MONEY.subtract(decimal_of(self.cost), spent)
+            cost = plain_cost(max(left, Decimal(0)))
+        if self.tokens is not None:
+            tokens = max(self.tokens - used, 0)
+        return Remaining(cost, tokens)
 
 
 def first_day(window: Window | None, today: date) -> date | None:
