@@ -201,10 +201,6 @@ class RunRecord:
             elif "input" in step:
                 self.inputs.append(step["input"])
 
-    def begin(self) -> None:
-        """Must be called when the runner begins."""
-        self.is_new = not self.progress.durable
-
     def counts(self, usage: Any) -> None:
         """Must be called when the usage of the run is known, and may be called again."""
         if self.usage is None:

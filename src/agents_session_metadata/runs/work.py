@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -205,24 +205,16 @@ class Work:
         return outcome
 
     async def _run(self) -> SessionRun:
-        agent, given, options = await self._prepare()
-        try:
-            self._record.begin()
+        async with self._arguments() as (agent, given, options):
             runner = asyncio.ensure_future(Runner.run(agent, given, **options))
             await self._until_end(runner, runner.cancel)
-        finally:
-            await self._close(options)
         return await self._end(runner.result())
 
     async def _stream(self) -> SessionRun:
-        agent, given, options = await self._prepare()
-        try:
-            self._record.begin()
+        async with self._arguments() as (agent, given, options):
             result = Runner.run_streamed(agent, given, **options)
             self._began.set_result(result)
             await self._until_end(result.run_loop_task, result.cancel)
-        finally:
-            await self._close(options)
         problem = failure_of(result)
         if problem is not None:
             raise problem
@@ -251,17 +243,12 @@ class Work:
             each.result()
         await settle(self._record.finish_writing())
 
-    async def _close(self, options: dict[str, Any]) -> None:
-        """Closes the models that were made for this run alone."""
-        given = self._request.options.get("run_config")
-        if given is None or (isinstance(given, dict) and "model_provider" not in given):
-            with suppress(Exception):
-                await settle(options["run_config"].model_provider.aclose())
-
-    async def _prepare(self) -> tuple[Any, Any, dict[str, Any]]:
-        """Returns the arguments of the SDK's runner."""
+    @asynccontextmanager
+    async def _arguments(self) -> AsyncIterator[tuple[Any, Any, dict[str, Any]]]:
+        """Yields the arguments of the SDK's runner. Closes models made for this run alone."""
         request, row, record = self._request, self._row, self._record
-        config = run_config_of(request.options.get("run_config"))
+        configured = request.options.get("run_config")
+        config = run_config_of(configured)
         recorder = RunRecorder(config.model_provider, record, checks_tools=not request.force)
         options = {
             **request.options,
@@ -270,19 +257,27 @@ class Work:
             "hooks": RecordedHooks(request.options.get("hooks"), record, self._trackers),
             "session": self._wrapped,
         }
-        if row.state is None:
-            return request.agent, record.encryption.load(row.input), options
-        state = await self._load_state()
-        usage = context_of(state).usage
-        for tracker in self._trackers:
-            tracker._accounts.resumes(usage, row.agent)
-        record.counts(usage)
-        return request.agent, state, options
+        has_state = row.state is not None
+        given = await self._load_state() if has_state else record.encryption.load(row.input)
+        # Whatever a run without a record does is new.
+        record.is_new = not record.progress.durable
+        try:
+            yield request.agent, given, options
+        finally:
+            if configured is None or (
+                isinstance(configured, dict) and "model_provider" not in configured
+            ):
+                with suppress(Exception):
+                    await settle(config.model_provider.aclose())
 
     async def _load_state(self) -> Any:
         """Returns the state of the last pause, with the decisions and the input since then."""
         request, record = self._request, self._record
         state = await load_state(request, self._row, record.encryption)
+        usage = context_of(state).usage
+        for tracker in self._trackers:
+            tracker._accounts.resumes(usage, self._row.agent)
+        record.counts(usage)
         current = agent_named(request.agent, self._row.agent)
         if current is not None and not self._request.force:
             await self._check_tools(current, state)
