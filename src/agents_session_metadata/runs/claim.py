@@ -376,15 +376,14 @@ class Statements:
         self.holder: Select[Any] = select(runs.c.token).where(own)
         keys = keys_table(tables)
         since = now - bindparam("age", type_=BigInteger)
-        outcomes = select(keys.c.run_id, keys.c.status).where(
-            keys.c.session_id == session, keys.c.ended_at >= since
-        )
+        outcomes = select(keys).where(keys.c.session_id == session, keys.c.ended_at > since)
         self.end: Select[Any] = select(keys.c.outcome).where(
             keys.c.session_id == session, keys.c.run_id == bindparam("run_id")
         )
-        self.outcome: Any = outcomes.order_by(keys.c.ended_at.desc()).limit(1)
-        of_key = keys.c.session_id == session, keys.c.run_key == bindparam("run_key")
-        self.delete_outcome: Delete = delete(keys).where(*of_key)
+        self.newest_outcome: Select[Any] = outcomes.order_by(keys.c.ended_at.desc()).limit(1)
+        is_key = keys.c.run_key == bindparam("run_key")
+        self.outcome: Select[Any] = outcomes.where(is_key)
+        self.delete_outcome: Delete = delete(keys).where(keys.c.session_id == session, is_key)
         number = bindparam("number", type_=Integer)
         value = bindparam("value", type_=steps.c.value.type)
         # Locked: a process that takes the run over reads its steps after this transaction.
@@ -439,7 +438,7 @@ class Lease:
         elif holder is None and self.store.finds(connection, self.session_id):
             # The run is over. A process that had taken it has left an outcome.
             age = int((_clock() - self._claimed) * 1_000_000)
-            outcome = connection.execute(self.sql.outcome, {**own, "age": age}).first()
+            outcome = connection.execute(self.sql.newest_outcome, {**own, "age": age}).first()
             is_own = outcome is not None and outcome.run_id == self.run_id
             was_given_up = outcome is None or (is_own and outcome.status == CANCELLED)
             reason = "stopped" if was_given_up else "taken"
@@ -688,10 +687,8 @@ class RunClaim:
             return row, None
         if self._request.only is not None or self._request.input is not None:
             raise RunNotFoundError(session_id)
-        keys = keys_table(self._database.tables)
-        newest = select(keys).where(keys.c.session_id == session_id)
-        newest = newest.where(keys.c.ended_at > self._database.dialect.now() - REPEATABLE_FOR)
-        found: Any = connection.execute(newest.order_by(keys.c.ended_at.desc()).limit(1)).first()
+        own = {"session": session_id, "age": REPEATABLE_FOR}
+        found = connection.execute(self._sql.newest_outcome, own).first()
         if found is None or found.status == CANCELLED:
             raise RunNotFoundError(session_id)
         outcome = self._settings.encryption.load(found.outcome)
@@ -714,10 +711,8 @@ class RunClaim:
             if row.status == WAITING:
                 calls = load_pending(row.pending, self._settings.encryption)
                 return SessionRun(session_id, None, tuple(calls), repeated=True)
-        keys = keys_table(self._database.tables)
-        own = keys.c.session_id == session_id, keys.c.run_key == request.digest
-        since = self._database.dialect.now() - self._settings.keep
-        found: Any = connection.execute(select(keys).where(*own, keys.c.ended_at > since)).first()
+        own = {"session": session_id, "run_key": request.digest, "age": self._settings.keep}
+        found = connection.execute(self._sql.outcome, own).first()
         if found is None:
             return None
         if found.status == CANCELLED:
@@ -808,15 +803,14 @@ class RunClaim:
             live=request.live is not None and progress.durable,
             background=progress.background or request.background,
         )
+        was_working = row.status in (RUNNING, INTERRUPTED)
         # A process that has ended the lease itself did not die. Others count until a step is
         # recorded.
-        has_died = row.status == RUNNING or (row.status == INTERRUPTED and row.expires > 0)
-        deaths = row.attempts or 0 if row.status in (RUNNING, INTERRUPTED) else 0
-        deaths += has_died
+        deaths = (row.attempts or 0) + (row.expires > 0) if was_working else 0
         own = {"session": session_id}
         taken = {"lease_token": lease.token, "lease": self._settings.lease, "deaths": deaths}
         connection.execute(self._sql.take, {**own, **taken, "new_progress": progress.dump()})
-        if row.status not in (INTERRUPTED, RUNNING):
+        if not was_working:
             write_status(self._store, connection, session_id, RUNNING)
         if was_live:
             connection.execute(self._sql.delete_batches, own)
@@ -830,8 +824,7 @@ class RunClaim:
         decided = decided_calls(calls, found.get(session_id, ()))
         record = RunRecord(lease, progress, encryption, loaded, decided, deaths)
         lease.run_id = row.run_id
-        status = INTERRUPTED if row.status == RUNNING else row.status
-        return Claimed(row, record, status, is_other)
+        return Claimed(row, record, INTERRUPTED if was_working else row.status, is_other)
 
     def _take_back(self, connection: Connection, progress: Progress) -> Progress:
         """Deletes what an unrecorded run has added, because it begins again."""
