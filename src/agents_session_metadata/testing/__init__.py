@@ -10,7 +10,6 @@ PYTEST_DONT_REWRITE: nothing here asserts, and pytest warns if the module was im
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import sys
 import warnings
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -95,11 +95,8 @@ FACTORY = pytest.StashKey[Callable[..., object]]()
 
 
 def _load(name: str) -> Callable[..., object]:
-    module_name, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            found = getattr(found, part)
+        found = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         message = f"--agents-session must be package.module:factory, got {name!r}: {error}"
         raise pytest.UsageError(message) from error
