@@ -431,10 +431,9 @@ def _count_error(stored: Metadata, message: str) -> None:
 def enter_phase(
     stored: Metadata, phase: str, now: datetime, session: AnySession, *, final: bool = False
 ) -> None:
-    history = stored.get(keys.PHASE_HISTORY)
-    moves = history if isinstance(history, list) else []
     entry: JSONValue = {"phase": phase, "at": now.isoformat()}
-    stored[keys.PHASE_HISTORY] = newest(session, [*moves, entry])
+    moves = [*list_of(stored, keys.PHASE_HISTORY), entry]
+    stored[keys.PHASE_HISTORY] = newest(session, moves)
     stored[keys.PHASE] = phase
     stored[keys.STATUS] = phase if final else "active"
     stored[keys.LIFECYCLE_AT] = now.isoformat()
@@ -468,6 +467,12 @@ def count_of(stored: Mapping[str, Any], key: str) -> int:
     return value if type(value) is int else 0
 
 
+def list_of(stored: Mapping[str, Any], key: str) -> list[Any]:
+    """Returns an empty list if the stored value is missing or not a list."""
+    value = stored.get(key)
+    return value if isinstance(value, list) else []
+
+
 def _check_phases(name: str, phases: Collection[object]) -> None:
     if isinstance(phases, str):
         raise TypeError(f"{name} must be a collection of phases, got the string {quoted(phases)}")
@@ -484,9 +489,8 @@ def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:
 
 
 def history_of(stored: Mapping[str, Any]) -> list[PhaseChange]:
-    history = stored.get(keys.PHASE_HISTORY)
     found = []
-    for entry in history if isinstance(history, list) else []:
+    for entry in list_of(stored, keys.PHASE_HISTORY):
         at = parse_time(entry.get("at")) if isinstance(entry, dict) else None
         if at is not None and isinstance(entry.get("phase"), str):
             found.append(PhaseChange(entry["phase"], at))

@@ -529,15 +529,13 @@ class Claimed:
     """A run that this process has taken.
 
     Attributes:
-        row: The columns of its row.
+        row: The columns of its row, as it was before. Without a status, it is new.
         record: Its record, with the lease.
-        before: Its status before: None if it is new.
         is_other: Whether it is an interrupted run of another request, to be finished first.
     """
 
     row: Any
     record: RunRecord
-    before: str | None = None
     is_other: bool = False
 
 
@@ -743,7 +741,7 @@ class RunClaim:
             base=end.newest,
             items=end.items,
             agent=request.agent_name,
-            ledger=self._newest_usage(connection, durable=request.durable),
+            ledger=self._newest_usage(connection),
             live=request.live is not None,
             background=request.background,
         )
@@ -760,7 +758,7 @@ class RunClaim:
         connection.execute(self._sql.start, {**values, "lease": self._settings.lease})
         agent = "" if end.has_agent else request.agent_name
         write_status(self._store, connection, request.session_id, RUNNING, agent)
-        row = SimpleNamespace(**values, state=None, pause=None)
+        row = SimpleNamespace(**values, state=None, pause=None, status=None)
         lease.run_id = row.run_id
         return Claimed(row, RunRecord(lease, progress, encryption, {}, {}))
 
@@ -794,7 +792,7 @@ class RunClaim:
             options["max_turns"] = None if given is None or before is None else max(given, before)
         ledger = progress.ledger
         if ledger is None:
-            ledger = self._newest_usage(connection, durable=progress.durable)
+            ledger = self._newest_usage(connection)
         was_live = progress.live
         progress = replace(
             progress,
@@ -824,7 +822,7 @@ class RunClaim:
         decided = decided_calls(calls, found.get(session_id, ()))
         record = RunRecord(lease, progress, encryption, loaded, decided, deaths)
         lease.run_id = row.run_id
-        return Claimed(row, record, INTERRUPTED if was_working else row.status, is_other)
+        return Claimed(row, record, is_other)
 
     def _take_back(self, connection: Connection, progress: Progress) -> Progress:
         """Deletes what an unrecorded run has added, because it begins again."""
@@ -835,8 +833,8 @@ class RunClaim:
         delete_messages(self._database, connection, session_id, taken_back)
         return replace(progress, writes=[], items=progress.items - len(taken_back))
 
-    def _newest_usage(self, connection: Connection, *, durable: bool) -> int | None:
-        if not (self._books and durable):
+    def _newest_usage(self, connection: Connection) -> int | None:
+        if not self._books:
             return None
         return newest_usage(connection, self._store, self._request.session_id)
 

@@ -31,7 +31,7 @@ from agents_session_metadata.errors import (
     SessionChangedError,
 )
 from agents_session_metadata.text import quoted
-from agents_session_metadata.tracking.tracker import SessionTracker, has_ledger
+from agents_session_metadata.tracking.tracker import SessionTracker, missing_ledger, warn_of_ledger
 from agents_session_metadata.values import error_text, storable_text
 
 from .approvals import dump_pending, dump_state, pending_calls
@@ -46,7 +46,7 @@ from .claim import (
     write_status,
 )
 from .execution import RecordedHooks, RunRecorder, RunSession, is_tool_call
-from .feature import COMPLETED, FAILED, INTERRUPTED, WAITING, keep_outcome, sweep_outcomes
+from .feature import COMPLETED, FAILED, INTERRUPTED, RUNNING, WAITING, keep_outcome, sweep_outcomes
 from .record import RunRecord, dump_final
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -61,7 +61,9 @@ async def take_turn(settings: Settings, request: Request) -> Work | SessionRun:
     """Waits for its turn, and finishes an interrupted run first if that is asked for."""
     hooks = request.options.get("hooks")
     trackers = hooks._chain if isinstance(hooks, SessionTracker) else []
-    books = bool(trackers) and await has_ledger(settings.store)
+    missing = await missing_ledger(settings.store) if trackers else None
+    warn_of_ledger(missing)
+    books = bool(trackers) and missing is None
     while True:
         session = RunSession._in_store(
             request.session_id, settings.store, must_exist=True, **settings.session_options
@@ -116,8 +118,7 @@ class Work:
     ) -> None:
         self._settings = settings
         self._request = request
-        self._row, self._before = claimed.row, claimed.before
-        self._record, self._lease = claimed.record, claimed.record.lease
+        self._row, self._record, self._lease = claimed.row, claimed.record, claimed.record.lease
         self._wrapped = session
         self._trackers = trackers
         self._runner: asyncio.Future[Any] | None = None
@@ -341,7 +342,7 @@ class Work:
     async def _fail(self, error: BaseException) -> None:
         """Stores the error. A run that has only given back what was recorded stays as it was."""
         lease, database = self._lease, self._settings.store.database
-        before = None if self._record.is_new else self._before
+        before = None if self._record.is_new else self._row.status
         text = error_text(error, _MOST_ERROR)
         values = {"status": FAILED, "error": self._record.encryption.dump(text)}
         outcome = self._outcome({"error": text})
@@ -351,7 +352,7 @@ class Work:
                 keep_outcome(database, connection, lease.session_id, self._row, outcome)
 
         try:
-            if before == INTERRUPTED:
+            if before in (RUNNING, INTERRUPTED):
                 await lease.release()
             elif before is not None:
                 await self._write_end(before, lease.sql.stop.values(status=before))

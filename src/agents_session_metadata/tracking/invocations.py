@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from agents_session_metadata import keys
-from agents_session_metadata.lifecycle import AnySession, newest
+from agents_session_metadata.lifecycle import AnySession, list_of, newest
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata
 from agents_session_metadata.values import storable_text
@@ -82,23 +82,21 @@ async def add_invocation(
 
 
 def record_invocations(session: AnySession, stored: Metadata, calls: Sequence[Invocation]) -> None:
-    totals = stored[keys.TOOL_CALLS] = _added(stored.get(keys.TOOL_CALLS), calls)
-    used = stored.get(keys.TOOLS_USED)
-    names = [*(used if isinstance(used, list) else []), *(total[0] for total in totals)]
+    totals = stored[keys.TOOL_CALLS] = _added(list_of(stored, keys.TOOL_CALLS), calls)
+    names = [*list_of(stored, keys.TOOLS_USED), *(total[0] for total in totals)]
     stored[keys.TOOLS_USED] = [*dict.fromkeys(each for each in names if isinstance(each, str))]
-    before = stored.get(keys.INVOCATION_DETAILS)
     added = [
         {name: each for name, each in vars(call).items() if each is not None} for call in calls
     ]
-    kept: Any = newest(session, [*(before if isinstance(before, list) else []), *added])
+    kept: Any = newest(session, [*list_of(stored, keys.INVOCATION_DETAILS), *added])
     stored[keys.INVOCATION_DETAILS] = kept
     stored[keys.INVOCATIONS] = [call["id"] for call in kept]
 
 
-def _added(stored: object, calls: Iterable[Invocation]) -> list[list[Any]]:
+def _added(stored: Iterable[Any], calls: Iterable[Invocation]) -> list[list[Any]]:
     """Adds calls to `[tool, calls, milliseconds]` entries; drops entries of another shape."""
     totals: dict[str, list[int]] = {}
-    for entry in stored if isinstance(stored, list) else []:
+    for entry in stored:
         if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
             totals[entry[0]] = [number if type(number) is int else 0 for number in entry[1:]]
     for call in calls:

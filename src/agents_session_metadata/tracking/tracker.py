@@ -29,7 +29,7 @@ from agents_session_metadata.errors import (
     SessionPausedError,
     TablesMissingError,
 )
-from agents_session_metadata.lifecycle import AnySession, count_of, store_of
+from agents_session_metadata.lifecycle import AnySession, count_of, list_of, store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue, Metadata
 from agents_session_metadata.usage.feature import USAGE, UsageEntry, add_usage
@@ -63,16 +63,19 @@ _warned: set[str] = set()
 """Warnings that were logged in this process and are not repeated."""
 
 
-async def has_ledger(store: ScopedStore) -> bool:
-    """Logs once per process that the table of the ledger is missing."""
+async def missing_ledger(store: ScopedStore) -> TablesMissingError | None:
     try:
         await store.database.ensure(USAGE)
     except TablesMissingError as missing:
-        if USAGE not in _warned:
-            _warned.add(USAGE)
-            logger.warning("usage is not recorded: %s", missing)
-        return False
-    return True
+        return missing
+    return None
+
+
+def warn_of_ledger(missing: TablesMissingError | None) -> None:
+    """Logs once per process that the table of the ledger is missing, if it is."""
+    if missing is not None and USAGE not in _warned:
+        _warned.add(USAGE)
+        logger.warning("usage is not recorded: %s", missing)
 
 
 class SessionTracker(RunHooks[Any]):
@@ -360,12 +363,12 @@ class SessionTracker(RunHooks[Any]):
                 stored[key] = count_of(stored, key) + number
             if self._prices is not None:
                 stored[keys.COST] = added_cost(stored.get(keys.COST), cost)
-            known = _list_of(stored, keys.AGENTS)
+            known = list_of(stored, keys.AGENTS)
             stored[keys.AGENTS] = [*known, *(each for each in agents if each not in known)]
             if agents:
                 stored.setdefault(keys.AGENT, keys.normalize_agent(next(iter(agents))))
             if trace_ids:
-                before = _list_of(stored, keys.TRACE_IDS)
+                before = list_of(stored, keys.TRACE_IDS)
                 newest = [*(each for each in before if each not in trace_ids), *trace_ids]
                 stored[keys.TRACE_IDS] = newest[-MOST_TRACE_IDS:]
             if calls:
@@ -386,7 +389,8 @@ class SessionTracker(RunHooks[Any]):
     ) -> Metadata:
         """Edits the metadata and adds to the ledger, unless that is missing, in one transaction."""
         store, session_id = self._store, self.session.session_id
-        if entries and not await has_ledger(store):
+        missing = await missing_ledger(store) if entries else None
+        if missing is not None:
             entries = []
 
         def add(connection: Connection, metadata: Metadata) -> None:
@@ -395,7 +399,9 @@ class SessionTracker(RunHooks[Any]):
             added()
 
         must_exist = getattr(self.session, "_must_exist", False)
-        return await store.edit_metadata(session_id, change, must_exist=must_exist, also=add)
+        stored = await store.edit_metadata(session_id, change, must_exist=must_exist, also=add)
+        warn_of_ledger(missing)
+        return stored
 
     async def _write_ledger(self, entries: list[UsageEntry], owner: JSONValue) -> None:
         store = self._store
@@ -420,8 +426,3 @@ def _call_id(context: Any, tool: Any) -> str:
 def _storable(text: object) -> str:
     """Replaces characters that a database cannot store: the text may come from outside."""
     return storable_text(str(text))
-
-
-def _list_of(stored: Mapping[str, Any], key: str) -> list[Any]:
-    value = stored.get(key)
-    return value if isinstance(value, list) else []
