@@ -255,12 +255,7 @@ class SessionLifecycle:
             The metadata afterwards.
         """
         now = self._now()
-
-        def change(stored: Metadata) -> None:
-            _count_error(stored, message)
-            stored[keys.LIFECYCLE_AT] = now.isoformat()
-
-        return await self.session.edit_metadata(change)
+        return await self.session.edit_metadata(lambda stored: count_error(stored, message, now))
 
     async def finish(self, outcome: str, summary: str | None = None) -> Metadata:
         """Finish work: enter a final phase and store the duration since `start`.
@@ -312,9 +307,9 @@ class SessionLifecycle:
             nonlocal decision
             now = self._now()
             decision = decide(self.policy, replace(info, metadata=dict(stored)), now)
-            stored[keys.RESUME_ATTEMPTS] = count_of(stored, keys.RESUME_ATTEMPTS) + 1
+            add_to(stored, keys.RESUME_ATTEMPTS, 1)
             if decision.should_resume:
-                stored[keys.RESUMES] = count_of(stored, keys.RESUMES) + 1
+                add_to(stored, keys.RESUMES, 1)
                 stored[keys.LIFECYCLE_AT] = now.isoformat()
 
         try:
@@ -342,7 +337,7 @@ class SessionLifecycle:
                 )
             stored.update(metadata)
             if error is not None:
-                _count_error(stored, error)
+                count_error(stored, error, now)
             if phase in self._final:
                 stored[keys.OUTCOME] = phase
                 stored[keys.FINISHED_AT] = now.isoformat()
@@ -423,9 +418,10 @@ def decide(
     )
 
 
-def _count_error(stored: Metadata, message: str) -> None:
-    stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + 1
+def count_error(stored: Metadata, message: str, now: datetime) -> None:
+    add_to(stored, keys.ERROR_COUNT, 1)
     stored[keys.LAST_ERROR] = message
+    stored[keys.LIFECYCLE_AT] = now.isoformat()
 
 
 def enter_phase(
@@ -465,6 +461,10 @@ def count_of(stored: Mapping[str, Any], key: str) -> int:
     if type(value) is float and value.is_integer():
         return int(value)
     return value if type(value) is int else 0
+
+
+def add_to(stored: Metadata, key: str, number: int) -> None:
+    stored[key] = count_of(stored, key) + number
 
 
 def list_of(stored: Mapping[str, Any], key: str) -> list[Any]:

@@ -790,14 +790,11 @@ class RunClaim:
         if "max_turns" in request.options:
             given, before = request.options["max_turns"], options.get("max_turns", 0)
             options["max_turns"] = None if given is None or before is None else max(given, before)
-        ledger = progress.ledger
-        if ledger is None:
-            ledger = self._newest_usage(connection)
-        was_live = progress.live
+        was_live, ledger = progress.live, progress.ledger
         progress = replace(
             progress,
             options=options,
-            ledger=ledger,
+            ledger=self._newest_usage(connection) if ledger is None else ledger,
             live=request.live is not None and progress.durable,
             background=progress.background or request.background,
         )

@@ -29,7 +29,7 @@ from agents_session_metadata.errors import (
     SessionPausedError,
     TablesMissingError,
 )
-from agents_session_metadata.lifecycle import AnySession, count_of, list_of, store_of
+from agents_session_metadata.lifecycle import AnySession, add_to, count_error, list_of, store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue, Metadata
 from agents_session_metadata.usage.feature import USAGE, UsageEntry, add_usage
@@ -360,7 +360,7 @@ class SessionTracker(RunHooks[Any]):
 
         def change(stored: Metadata) -> None:
             for key, number in added.items():
-                stored[key] = count_of(stored, key) + number
+                add_to(stored, key, number)
             if self._prices is not None:
                 stored[keys.COST] = added_cost(stored.get(keys.COST), cost)
             known = list_of(stored, keys.AGENTS)
@@ -373,10 +373,8 @@ class SessionTracker(RunHooks[Any]):
                 stored[keys.TRACE_IDS] = newest[-MOST_TRACE_IDS:]
             if calls:
                 record_invocations(self.session, stored, calls)
-            if failures:
-                stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + len(failures)
-                stored[keys.LAST_ERROR] = failures[-1]
-                stored[keys.LIFECYCLE_AT] = datetime.now(timezone.utc).isoformat()
+            for failure in failures:
+                count_error(stored, failure, datetime.now(timezone.utc))
 
         return change
 
