@@ -262,10 +262,11 @@ async def test_what_can_be_done_with_the_selected_sessions(catalog, tmp_path) ->
     async with client(browser_app(catalog, scope=None, allow_write=True)) as browser:
         browser.headers["Origin"] = HOST
         page = (await browser.get("/?order=title")).text
+        assert '<input type="hidden" name="back" value="?order=title">' in page
         token = re.findall(r'name="token" value="([^"]+)"', page)[0]
         [title, picked, last] = re.findall(r'name="select" value="([^"]+)"', page)[-3:]
         assert {title, picked, last} == {"a", "c", "b%0D%0Ac%2541"}
-        form = {"token": token, "select": ["b%0D%0Ac%2541", "c", "gone"], "state-order": "title"}
+        form = {"token": token, "select": ["b%0D%0Ac%2541", "c", "gone"], "back": "?order=title"}
         for path, status in (("/tag", 400), ("/archive", 303)):
             assert (await browser.post(path, data=form)).status_code == status
         tagged = await browser.post("/tag", data={**form, "tag": "new"})

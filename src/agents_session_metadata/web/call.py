@@ -88,6 +88,7 @@ class PageCall:
     catalog: SessionCatalog
     form: dict[str, str] = field(default_factory=dict)
     selected: list[str] = field(default_factory=list)
+    """The ids of the selected sessions, which the form has in the fields `select`."""
     uses_token: bool = False
     waiting: str = ""
 
@@ -140,7 +141,7 @@ class PageCall:
         if not known or not secrets.compare_digest(known.encode(), sent.encode()):
             message = "The form has expired. Go back, reload the page and try again."
             raise HTTPException(403, message)
-        self.selected = [unquote(value) for name, value in fields if name == SELECTED]
+        self.selected = [unquote(value) for name, value in fields if name == "select"]
 
     def session_id(self) -> str:
         found = self.exact("id") or self.query.get("id")
@@ -167,7 +168,6 @@ class PageCall:
         values = {
             "has_form": False,
             "events": "",
-            "selected": SELECTED,
             "waiting": self.waiting,
             **values,
         }
@@ -198,8 +198,6 @@ class PageCall:
         return RedirectResponse(self.url(path, **parameters), 303)
 
 
-SELECTED = "select"
-"""The name of the fields with the ids of the selected sessions."""
 LONGEST_QUERY = 16_384
 LARGEST_FORM = 1 << 20
 """A form may contain the longest value twice, and each of its bytes as three characters."""

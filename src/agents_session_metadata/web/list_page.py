@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timezone
 from functools import cached_property
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -41,8 +41,6 @@ ORDERS = {
     keys.TITLE: "Title",
 }
 """Those that can be chosen by name. A click on the heading of a column chooses another one."""
-STATE = "state-"
-"""The prefix of the fields in which a form keeps the state of its list."""
 SAMPLE = 1_000
 """The number of sessions that facets count."""
 _PAGE = 25
@@ -286,10 +284,9 @@ def written_value(value: Any) -> str:
 
 
 def back_to(call: PageCall, path: str) -> str:
-    """Returns the address of the list that a form was on."""
-    fields = [name for name in call.form if name.startswith(STATE)]
-    state = {name.removeprefix(STATE): call.exact(name) for name in fields}
-    return call.url(path, **ListState.of(state).parameters())
+    """Returns the address of the list that a form was on, whose query is in the form."""
+    query = parse_qsl(call.form.get("back", "").removeprefix("?"), keep_blank_values=True)
+    return call.url(path, **ListState.of(dict(query)).parameters())
 
 
 def ignore(_: CorruptMetadataError) -> None:
@@ -453,7 +450,6 @@ async def sessions(call: PageCall) -> Response:
         statuses=await call.catalog.statuses(listed),
         used={key for each in listed for key in each.metadata},
         suggestions=await _suggestions(call.catalog, view, facets),
-        state=STATE,
         has_form=call.allow_write and bool(listed),
         hits=hits,
         complete=complete,

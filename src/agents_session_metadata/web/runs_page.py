@@ -20,7 +20,7 @@ from agents_session_metadata.errors import (
 
 from .call import PageCall
 from .formats import content_of
-from .list_page import STATE, ListState, back_to, read_infos
+from .list_page import ListState, back_to, read_infos
 
 STATES = {
     "": "All",
@@ -67,7 +67,6 @@ async def page(call: PageCall) -> Response:
         older=view.older(found.next_cursor) if found.next_cursor else None,
         newer=view.newer(),
         anchor=_anchor,
-        state=STATE,
         events=call.url("/events", **view.first(state="").parameters()),
         has_form=call.allow_write and bool(found.runs),
     )

@@ -16,7 +16,7 @@ from agents_session_metadata.types import Metadata
 from agents_session_metadata.values import id_problem
 
 from .call import PageCall
-from .list_page import STATE, back_to, read_infos
+from .list_page import back_to, read_infos
 
 
 def _selected(call: PageCall) -> list[str]:
@@ -69,11 +69,8 @@ async def delete(call: PageCall) -> Response:
     ids = _selected(call)
     if not call.form.get("sure"):
         found = await read_infos(call.catalog, ids)
-        state = {name: value for name, value in call.form.items() if name.startswith(STATE)}
-        back = back_to(call, "/")
-        return call.render(
-            "delete.html", infos=list(found.values()), state=state, back=back, has_form=True
-        )
+        infos, back = list(found.values()), back_to(call, "/")
+        return call.render("delete.html", infos=infos, back=back, has_form=True)
     for session_id in ids:
         await call.catalog.delete_session(session_id)
     return RedirectResponse(back_to(call, "/"), 303)
