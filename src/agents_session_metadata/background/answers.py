@@ -66,7 +66,13 @@ class LiveAnswer:
 
     async def keep(self, runner: asyncio.Future[Any], on_loss: Callable[[], object]) -> None:
         """Stores events until the runner ends. The first ones are stored at once."""
-        while not await self._has_ended(runner):
+        while True:
+            changed = asyncio.ensure_future(self._changed.wait())
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait({runner, changed}, timeout=LOOK, return_when=first)
+            changed.cancel()
+            if runner.done():
+                return
             pause = BATCH
             try:
                 await (self._store() if self._changed.is_set() else self._record.lease.look())
@@ -78,14 +84,6 @@ class LiveAnswer:
                 shown = quoted(self._record.lease.session_id)
                 logger.warning("the answer of session %s was not shown", shown, exc_info=True)
             await asyncio.wait({runner}, timeout=pause)
-
-    async def _has_ended(self, runner: asyncio.Future[Any]) -> bool:
-        """Waits for new events, or for the time to look, and tells whether the run is over."""
-        changed = asyncio.ensure_future(self._changed.wait())
-        first = asyncio.FIRST_COMPLETED
-        await asyncio.wait({runner, changed}, timeout=LOOK, return_when=first)
-        changed.cancel()
-        return runner.done()
 
     async def _store(self) -> None:
         self._changed.clear()

@@ -29,9 +29,14 @@ _AHEAD = 100
 class _Poll:
     """One poll of a scope and filter, for all streams that follow it."""
 
-    def __init__(self, changes: Any, is_ready: asyncio.Event) -> None:
+    def __init__(
+        self, catalog: SessionCatalog, where: Any, interval: float, on_corrupt: Any
+    ) -> None:
         self.queues: set[asyncio.Queue[SessionChange | None]] = set()
-        self.is_ready = is_ready
+        self.is_ready = asyncio.Event()
+        changes = catalog.watch(
+            where, interval=interval, on_corrupt=on_corrupt, on_poll=self.is_ready.set
+        )
         self.task = asyncio.ensure_future(self._run(changes))
 
     async def _run(self, changes: Any) -> None:
@@ -90,11 +95,7 @@ class Streams:
         async def followed() -> AsyncIterator[None]:
             poll = self._polls.get(place)
             if poll is None or poll.task.done():
-                ready, interval = asyncio.Event(), self.interval
-                changes = catalog.watch(
-                    where, interval=interval, on_corrupt=on_corrupt, on_poll=ready.set
-                )
-                poll = self._polls[place] = _Poll(changes, ready)
+                poll = self._polls[place] = _Poll(catalog, where, self.interval, on_corrupt)
             poll.queues.add(queue)
             try:
                 await poll.is_ready.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -172,8 +172,9 @@ class PageCall:
             **values,
         }
         self.uses_token |= values["has_form"]
+        money = partial(formats.money, currency=self.options.currency)
         page = _TEMPLATES.get_template(template).render(
-            call=self, url=self.url, path=self.path, money=self._money, room=Room(), **values
+            call=self, url=self.url, path=self.path, money=money, room=Room(), **values
         )
         body = page.encode("utf-8", "replace")
         if len(body) > LARGEST_PAGE:
@@ -190,9 +191,6 @@ class PageCall:
             httponly=True,
             samesite="strict",
         )
-
-    def _money(self, value: Any) -> str:
-        return formats.money(value, self.options.currency)
 
     def redirect(self, path: str, **parameters: Any) -> Response:
         return RedirectResponse(self.url(path, **parameters), 303)

@@ -113,7 +113,7 @@ async def page(call: PageCall) -> Response:
         round_up=_round_up,
         date_before=lambda day, days: day - timedelta(days=days - 1),
         usage_problem=usage_problem,
-        unpriced=_unpriced(usage or ()),
+        unpriced=sorted({name or "(unknown)" for row in usage or () for name in row.unpriced}),
         by_status=_greatest(daily.total.by_status),
         by_agent=_greatest(daily.total.by_agent),
         tools=_greatest({name: each.calls for name, each in daily.total.tools.items()}),
@@ -166,10 +166,6 @@ def _greatest_costs(usage: Iterable[UsageRow], field: str) -> list[tuple[str, fl
             value = getattr(each, field)
             costs["(unknown)" if value is None else shown(value, 500)] += float(each.cost)
     return nlargest(_MOST_EXPENSIVE, costs.items(), key=lambda each: each[1])
-
-
-def _unpriced(usage: Iterable[UsageRow]) -> list[str]:
-    return sorted({name or "(unknown)" for each in usage for name in each.unpriced})
 
 
 def _round_up(value: float) -> float:
