@@ -130,7 +130,7 @@ async def test_reading_only_is_the_default(catalog) -> None:
 
 async def test_forms_that_are_too_large_or_too_slow(catalog) -> None:
     app: Any = browser_app(catalog, scope=None, allow_write=True)
-    app = replace(app, options=replace(app.options, form_seconds=0.05))
+    app = replace(app, form_seconds=0.05)
     async with client(app) as browser:
         browser.headers.update(
             {"Origin": HOST, "Content-Type": "application/x-www-form-urlencoded"}
@@ -349,7 +349,7 @@ async def test_streams_of_changes_are_limited_and_scoped(catalog) -> None:
     async with client(app) as browser:
         assert (await browser.get("/events")).status_code == 403
     app = browser_app(catalog, scope=None, max_streams=1)
-    app.options.streams._open = 1
+    app.streams._open = 1
     async with client(app) as browser:
         assert (await browser.get("/events")).status_code == 503
         assert 'data-events="/events"' in (await browser.get("/")).text

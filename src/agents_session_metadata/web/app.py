@@ -33,7 +33,7 @@ from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import answer_to
 
 from . import list_page, runs_page, selection, session_page, statistics_page
-from .call import HEADERS, DecidedBy, Options, PageCall, check_request
+from .call import HEADERS, DecidedBy, PageCall, check_request
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
@@ -139,22 +139,33 @@ def browser_app(
         raise ValueError("max_streams and max_streams_per_scope must be positive")
     hosts = frozenset(each.lower() for each in allowed_hosts)
     streams = Streams(max_streams, max_streams_per_scope)
-    return _BrowserApp(Options(catalog, scope, allow_write, hosts, login, by, currency, streams))
+    return BrowserApp(catalog, scope, allow_write, hosts, login, by, currency, streams)
 
 
 @dataclass(frozen=True)
-class _BrowserApp(HTTPApp):
-    options: Options
+class BrowserApp(HTTPApp):
+    """The arguments of `browser_app`, and the streams that are open."""
+
+    catalog: SessionCatalog
+    get_scope: GetScope | None
+    allow_write: bool
+    hosts: frozenset[str]
+    login: str | None
+    by: DecidedBy
+    currency: str
+    streams: Streams
+    form_seconds: float = 15.0
+    """Seconds in which a form must arrive."""
 
     async def respond(self, request: Request) -> Response:
-        call = PageCall(request, self.options, self.options.catalog)
+        call = PageCall(request, self, self.catalog)
         try:
-            check_request(request, self.options.hosts)
+            check_request(request, self.hosts)
             response = await self._answer(request, call)
         except Exception as error:  # noqa: BLE001  # shown without its message
             refused = _refusal(error)
-            if refused.status_code == 401 and self.options.login:
-                response = RedirectResponse(self.options.login, 303)
+            if refused.status_code == 401 and self.login:
+                response = RedirectResponse(self.login, 303)
             else:
                 phrase = HTTPStatus(refused.status_code).phrase
                 response = call.render(
@@ -172,13 +183,13 @@ class _BrowserApp(HTTPApp):
         if path in _FILES and is_read:
             content, media_type = _FILES[path]
             return Response(content, media_type=media_type)
-        catalog = await scoped_catalog(self.options.catalog, self.options.get_scope, request)
+        catalog = await scoped_catalog(self.catalog, self.get_scope, request)
         if catalog is None:
-            status = 401 if self.options.login else 403
+            status = 401 if self.login else 403
             raise HTTPException(status, "You do not have access to these sessions.")
         call.catalog = catalog
         reading = {**_READ, **(_ASK if call.allow_write else {})}
-        writing = _WRITE if self.options.allow_write else {}
+        writing = _WRITE if self.allow_write else {}
         if is_read and path in reading:
             if path in _SHOWN:
                 call.waiting = await runs_page.count_waiting(catalog)

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
@@ -19,13 +19,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.http.app import GetScope
-from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import call_with, read_bytes
 from agents_session_metadata.text import ago, parse_time
 
 from . import formats
 from .markdown import LARGEST_PAGE, Room
+
+if TYPE_CHECKING:
+    from .app import BrowserApp
 
 DecidedBy: TypeAlias = "str | Callable[[Request], str | Awaitable[str | None] | None] | None"
 """Who decides about a call that waits for an approval: a name, or what gives it for a request."""
@@ -63,28 +64,12 @@ for _name in ("plain", "copied", "code", "markdown", "picture", "has_room_for", 
     _TEMPLATES.filters[_name] = _in_room(_name)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The arguments of `browser_app`."""
-
-    catalog: SessionCatalog
-    get_scope: GetScope | None
-    allow_write: bool
-    hosts: frozenset[str]
-    login: str | None
-    by: DecidedBy
-    currency: str
-    streams: Streams
-    form_seconds: float = 15.0
-    """Seconds in which a form must arrive."""
-
-
 @dataclass
 class PageCall:
     """A request. `catalog` is replaced by the one in its scope before a page is called."""
 
     request: Request
-    options: Options
+    app: BrowserApp
     catalog: SessionCatalog
     form: dict[str, str] = field(default_factory=dict)
     selected: list[str] = field(default_factory=list)
@@ -94,7 +79,7 @@ class PageCall:
 
     @property
     def allow_write(self) -> bool:
-        return self.options.allow_write and not self.catalog.read_only
+        return self.app.allow_write and not self.catalog.read_only
 
     @property
     def root(self) -> str:
@@ -130,7 +115,7 @@ class PageCall:
         if kind != "application/x-www-form-urlencoded":
             raise HTTPException(415, "Send a form.")
         try:
-            body = await read_bytes(self.request, LARGEST_FORM, self.options.form_seconds)
+            body = await read_bytes(self.request, LARGEST_FORM, self.app.form_seconds)
             fields = parse_qsl(
                 body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
             )
@@ -161,7 +146,7 @@ class PageCall:
         return int(text)
 
     async def decided_by(self) -> str | None:
-        by = self.options.by
+        by = self.app.by
         return await call_with(by, self.request) if callable(by) else by
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
@@ -172,7 +157,7 @@ class PageCall:
             **values,
         }
         self.uses_token |= values["has_form"]
-        money = partial(formats.money, currency=self.options.currency)
+        money = partial(formats.money, currency=self.app.currency)
         page = _TEMPLATES.get_template(template).render(
             call=self, url=self.url, path=self.path, money=money, room=Room(), **values
         )

@@ -391,7 +391,7 @@ async def events(call: PageCall) -> Response:
     where = (await ListState.read(call)).where
     if session_id := call.query.get("id"):
         where = {"$session_id": {"$in": [session_id]}}
-    return call.options.streams.follow(call.catalog, where, lambda _: {}, ignore)
+    return call.app.streams.follow(call.catalog, where, lambda _: {}, ignore)
 
 
 def _refused(call: PageCall, view: ListState, problem: str = "") -> Response:
