@@ -2,8 +2,7 @@
 
 A thread is a session. Its title is the metadata key `title`; its status, image domains and
 metadata are under the key `chatkit`. Thread items and attachments have tables of their own, which
-`threads.transactions` reads and writes. `thread_fields` maps the fields of a thread to metadata,
-and `request_memory` keeps what a request has loaded and added.
+`threads.transactions` reads and writes. `thread_fields` maps the fields of a thread to metadata.
 """
 
 from __future__ import annotations

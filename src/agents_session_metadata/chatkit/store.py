@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -29,8 +31,7 @@ from agents_session_metadata.keys import CHATKIT, TITLE
 from agents_session_metadata.text import escaped, quoted
 from agents_session_metadata.threads import transactions
 
-from .request_memory import KnownThreads, OwnItems
-from .thread_fields import assigned, state_of, thread_of, write_changes
+from .thread_fields import KnownThreads, assigned, state_of, thread_of, write_changes
 
 LONGEST_PAGE = 100
 """The maximum number of threads or items per page."""
@@ -45,6 +46,33 @@ _PREFIXES: dict[StoreItemType, str] = {
 }
 _ITEM: TypeAdapter[Any] = TypeAdapter(ThreadItem)
 _ATTACHMENT: TypeAdapter[Any] = TypeAdapter(Attachment)
+
+
+class OwnItems:
+    """The items that each request has added, or loaded by their ids.
+
+    A server answers each request in one task, which begins by loading the thread.
+    """
+
+    def __init__(self) -> None:
+        self._items: weakref.WeakKeyDictionary[asyncio.Task[Any], set[tuple[str, str]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @property
+    def _own(self) -> set[tuple[str, str]]:
+        task: Any = asyncio.current_task()
+        return self._items.setdefault(task, set())
+
+    def begin(self, thread_id: str) -> None:
+        """Forgets the items of a thread, because a task may answer several requests in turn."""
+        self._own.difference_update([each for each in self._own if each[0] == thread_id])
+
+    def add(self, thread_id: str, item_id: str) -> None:
+        self._own.add((thread_id, item_id))
+
+    def has(self, thread_id: str, item_id: str) -> bool:
+        return (thread_id, item_id) in self._own
 
 
 class CatalogStore(Store[TContext]):

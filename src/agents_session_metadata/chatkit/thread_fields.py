@@ -1,11 +1,13 @@
 """Where the fields of a ChatKit thread are in the metadata of its session.
 
-Only those that have changed are written.
+Only those that have changed are written: `KnownThreads` remembers the state of thread objects.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -19,6 +21,11 @@ from agents_session_metadata.types import Metadata, SessionInfo
 State: TypeAlias = Mapping[tuple[str, ...], Any]
 """The values of a thread's fields that are not the default, by their places in metadata."""
 
+Scope: TypeAlias = Mapping[str, Any]
+"""What restricts a catalog: its `scope`."""
+
+_REMEMBERED = 10_000
+"""The number of created threads that a store remembers."""
 _OWN = ("status", "allowed_image_domains", "created_at")
 _PLACES: dict[str, tuple[str, ...]] = {
     "title": (TITLE,),
@@ -78,3 +85,35 @@ def write_changes(metadata: Metadata, before: State, after: State) -> None:
             target[place[-1]] = after[place]
         else:
             target.pop(place[-1], None)
+
+
+class KnownThreads:
+    """The state of thread objects when they were last loaded or saved.
+
+    ChatKit keeps a thread object throughout an answer, and saves it as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, tuple[weakref.ref[ThreadMetadata], State]] = {}
+        self._created: dict[tuple[str, str], None] = {}
+
+    def remember(self, thread: ThreadMetadata, *, created_in: Scope | None = None) -> None:
+        """Stores the current state. `created_in` is the scope of a thread that was just created."""
+        key, states = id(thread), self._states
+        states[key] = weakref.ref(thread, lambda _: states.pop(key, None)), state_of(thread)
+        if created_in is not None:
+            # ChatKit goes on with another object of the same thread.
+            self._created[_creation(created_in, thread.id)] = None
+            if len(self._created) > _REMEMBERED:
+                del self._created[next(iter(self._created))]
+
+    def state_of(self, thread: ThreadMetadata) -> State | None:
+        reference, state = self._states.get(id(thread), (None, None))
+        return state if reference is not None and reference() is thread else None
+
+    def was_created(self, scope: Scope, thread_id: str) -> bool:
+        return _creation(scope, thread_id) in self._created
+
+
+def _creation(scope: Scope, thread_id: str) -> tuple[str, str]:
+    return json.dumps(scope, sort_keys=True), thread_id
