@@ -848,7 +848,7 @@ class SessionCatalog:
             ValueError: If there is neither a scope nor a filter with a condition, or another
                 argument is invalid.
         """
-        from .rights.erase import erase
+        from .rights import erase
 
         condition, store = self._store.condition(where), self._store
         if condition.constant:

@@ -1,1 +1,0 @@
-"""Erases a person: sessions, and everything that is stored about them."""
