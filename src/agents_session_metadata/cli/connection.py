@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -25,7 +25,8 @@ from .output import NothingFoundError, no_session, show, shown, write_json
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from agents_session_metadata.catalog import SessionCatalog
+    from agents_session_metadata import SessionCatalog, SessionRuns
+    from agents_session_metadata.core.definitions import TableNames
 
 Command: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
@@ -91,23 +92,24 @@ class ChosenDatabase:
     engine: AsyncEngine | None = None
     """Set as soon as the database is opened."""
 
-    @property
-    def names(self) -> Any:
+    @cached_property
+    def names(self) -> TableNames:
         from agents_session_metadata.core.features import table_names
 
         return table_names(self.sessions_table, self.messages_table, self.metadata_table)
 
-    def is_new(self, error: Exception) -> bool:
-        """Returns whether an error means that no metadata was ever stored."""
-        if isinstance(error, errors.TablesMissingError):
-            return self.names.metadata in error.tables
-        return isinstance(error, NoFileError)
+    @cached_property
+    def catalog(self) -> SessionCatalog:
+        return self.open()
 
-    @asynccontextmanager
-    async def open(
-        self, *, create_tables: bool = False, **engine_options: Any
-    ) -> AsyncIterator[SessionCatalog]:
-        """Opens the catalog, without importing the SDK, which takes long."""
+    @cached_property
+    def runs(self) -> SessionRuns:
+        from agents_session_metadata import SessionRuns
+
+        return SessionRuns(self.catalog)
+
+    def open(self, *, create_tables: bool = False, **engine_options: Any) -> SessionCatalog:
+        """Opens the catalog, without importing the SDK, which takes long. The command closes it."""
         from agents_session_metadata.catalog import SessionCatalog
         from agents_session_metadata.scope import own_store
         from agents_session_metadata.types import MetadataLimits
@@ -116,13 +118,16 @@ class ChosenDatabase:
         given = {name: getattr(self, name) for name in MetadataLimits.__dataclass_fields__}
         limits = MetadataLimits(**{name: most for name, most in given.items() if most is not None})
         self.engine = self._engine(engine_options)
-        try:
-            creates = create_tables or self.create_tables
-            store = own_store(self.engine, self.names, create_tables=creates, limits=limits)
-            catalog = SessionCatalog._sharing(store, ensure_ascii=True)
-            yield catalog.scoped(scope) if scope else catalog
-        finally:
-            await self.engine.dispose()
+        creates = create_tables or self.create_tables
+        store = own_store(self.engine, self.names, create_tables=creates, limits=limits)
+        catalog = SessionCatalog._sharing(store, ensure_ascii=True)
+        return catalog.scoped(scope) if scope else catalog
+
+    def is_new(self, error: Exception) -> bool:
+        """Returns whether an error means that no metadata was ever stored."""
+        if isinstance(error, errors.TablesMissingError):
+            return self.names.metadata in error.tables
+        return isinstance(error, NoFileError)
 
     def _engine(self, engine_options: dict[str, Any]) -> AsyncEngine:
         from pathlib import Path
@@ -244,24 +249,25 @@ async def _completed(function: Command, database: ChosenDatabase, params: dict[s
         if isinstance(error, errors.SessionNotFoundError):
             message = no_session(error.session_id)
         if missing is not None:
-            message += await _suggestion(database, missing)
+            message += await _suggestion(database.catalog, missing)
         await show(getattr(error, "document", ...), message=message, code=1)
     except Exception as error:
         failure = error if isinstance(error, click.ClickException) else _failure(error, database)
         if failure is None:
             raise
         raise _report(failure, database) from None
+    finally:
+        if database.engine is not None:
+            await database.engine.dispose()
 
 
-async def _suggestion(database: ChosenDatabase, session_id: str) -> str:
+async def _suggestion(catalog: SessionCatalog, session_id: str) -> str:
     """Returns a question about the most similar id among those of the newest sessions."""
     from difflib import get_close_matches
 
     ids: list[str] = []
     with suppress(errors.SessionMetadataError):
-        async with database.open() as catalog:
-            page = await catalog.list_sessions(limit=1000, keys=[])
-            ids = [info.session_id for info in page]
+        ids = [info.session_id for info in await catalog.list_sessions(limit=1000, keys=[])]
     return "".join(
         f"; did you mean {shown(each)}?" for each in get_close_matches(session_id, ids, 1)
     )
@@ -272,15 +278,14 @@ async def _resolve(database: ChosenDatabase, by: str, params: dict[str, Any]) ->
     texts, found = params["sessions"] if "sessions" in params else [params["session"]], []
     if not texts or None in texts:
         usage("--by requires SESSION")
-    async with database.open() as catalog:
-        for text in texts:
-            value = normalize_agent(text) if by == AGENT else parse_value(text)
-            page = await catalog.list_sessions({by: {"$eq": value}}, limit=2, keys=[])
-            if len(page.sessions) != 1:
-                problem = "more than one session has" if page.sessions else "no session has"
-                advice = "pass the session id without --by"
-                raise click.ClickException(f"{problem} {by}={text}; {advice}")
-            found.append(page.sessions[0].session_id)
+    for text in texts:
+        value = normalize_agent(text) if by == AGENT else parse_value(text)
+        page = await database.catalog.list_sessions({by: {"$eq": value}}, limit=2, keys=[])
+        if len(page) != 1:
+            problem = "more than one session has" if page.sessions else "no session has"
+            advice = "pass the session id without --by"
+            raise click.ClickException(f"{problem} {by}={text}; {advice}")
+        found.append(page.sessions[0].session_id)
     params.update({"sessions": found} if "sessions" in params else {"session": found[0]})
 
 

@@ -33,10 +33,10 @@ async def create_index(database: ChosenDatabase, key: str, native: bool) -> None
 
     Creates missing tables. If the command is interrupted, run it again to continue.
     """
-    async with database.open(create_tables=True) as catalog:
-        total = await catalog.count_sessions()
-        with output.progress(f"Indexing {shown(key)}", total) as reach:
-            created = await catalog.create_index(key, native=native, progress=reach)
+    catalog = database.open(create_tables=True)
+    total = await catalog.count_sessions()
+    with output.progress(f"Indexing {shown(key)}", total) as reach:
+        created = await catalog.create_index(key, native=native, progress=reach)
     name = f"the index on {shown(key)}"
     message = f"created {name}" if created else f"{name} already exists"
     await show({"key": key, "created": created}, message=message)
@@ -47,9 +47,8 @@ async def create_index(database: ChosenDatabase, key: str, native: bool) -> None
 @database_options()
 async def refresh_index(database: ChosenDatabase, key: str) -> None:
     """Add the messages of other writers to the text index."""
-    async with database.open() as catalog:
-        with output.progress("messages") as reach:
-            added = await catalog.refresh_index(key, progress=reach)
+    with output.progress("messages") as reach:
+        added = await database.catalog.refresh_index(key, progress=reach)
     await show({"added": added}, f"added {counted(added, 'message')}")
 
 
@@ -61,8 +60,7 @@ async def drop_index(database: ChosenDatabase, key: str) -> None:
 
     To remove an index of version 0.2.0, pass its metadata key.
     """
-    async with database.open() as catalog:
-        dropped = await catalog.drop_index(key)
+    dropped = await database.catalog.drop_index(key)
     document = {"key": key, "dropped": dropped}
     if not dropped:
         raise NothingFoundError(f"the index on {shown(key)} does not exist", document)
@@ -77,8 +75,7 @@ async def list_indexes(database: ChosenDatabase, count: bool) -> None:
 
     An obsolete index was created by version 0.2.0 and is not used: drop it.
     """
-    async with database.open() as catalog:
-        indexes = await catalog.list_indexes(count=count)
+    indexes = await database.catalog.list_indexes(count=count)
     if not indexes:
         await show([], message="no index exists")
         return
@@ -93,8 +90,7 @@ async def list_indexes(database: ChosenDatabase, count: bool) -> None:
 @database_options()
 async def size(database: ChosenDatabase) -> None:
     """Print the rows and the size, with indexes, of each table of the SDK and this package."""
-    async with database.open() as catalog:
-        tables = await catalog.storage()
+    tables = await database.catalog.storage()
     if not tables:
         raise NothingFoundError("no tables exist", [])
     rows = [(each.table, output.number(each.rows), output.number(each.bytes)) for each in tables]
@@ -124,8 +120,7 @@ async def ddl(
             usage("pass --upgrade without --dialect and --drop")
         from agents_session_metadata import doctor
 
-        async with database.open() as catalog:
-            statements = await doctor.upgrade(catalog.engine, database.names)
+        statements = await doctor.upgrade(database.catalog.engine, database.names)
         if not statements:
             output.say("nothing is missing")
             return
@@ -153,15 +148,15 @@ async def doctor(database: ChosenDatabase, rewrite_search_keys: bool) -> None:
     """
     from agents_session_metadata import doctor
 
-    async with database.open() as catalog:
-        if rewrite_search_keys:
-            rewritten, skipped = await doctor.rewrite_search_keys(catalog.engine, database.names)
-            hint = "; run `agent-sessions doctor` to see why" if skipped else ""
-            message = f"values rewritten: {rewritten}, skipped: {skipped}{hint}"
-            document = {"rewritten": rewritten, "skipped": skipped}
-            await show(document, str(rewritten), message=message)
-            return
-        findings = await doctor.diagnose(catalog.engine, database.names)
+    catalog = database.catalog
+    if rewrite_search_keys:
+        rewritten, skipped = await doctor.rewrite_search_keys(catalog.engine, database.names)
+        hint = "; run `agent-sessions doctor` to see why" if skipped else ""
+        message = f"values rewritten: {rewritten}, skipped: {skipped}{hint}"
+        document = {"rewritten": rewritten, "skipped": skipped}
+        await show(document, str(rewritten), message=message)
+        return
+    findings = await doctor.diagnose(catalog.engine, database.names)
     lines = []
     for each in findings:
         lines.append(f"{each.level:7}  {each.check}: {escaped(each.problem)}")

@@ -37,10 +37,10 @@ async def history(database: ChosenDatabase, session: str, pages: Pages, newest_f
 
     The number before each item is its id. Pass it to rewind or fork.
     """
-    async with database.open() as catalog:
-        read = partial(catalog.list_items, session, newest_first=newest_first)
-        if not await pages.write(read, _write_items):
-            raise await output.nothing_in(catalog, session, "has no items")
+    catalog = database.catalog
+    read = partial(catalog.list_items, session, newest_first=newest_first)
+    if not await pages.write(read, _write_items):
+        raise await output.nothing_in(catalog, session, "has no items")
 
 
 @cli.command(epilog="Example: agent-sessions rewind chat-1 --turns 1 --yes")
@@ -67,16 +67,16 @@ async def rewind(
         usage("pass either --turns or --before")
     what = f"everything from item {before} on" if turns is None else counted(turns, "turn")
     await confirm(f"Remove {what} of session {shown(session)}?", yes=yes)
-    async with database.open() as catalog:
-        try:
-            removed = await catalog.rewind_session(
-                session, turns=turns, before=before, expect_last=expect_last
-            )
-        except ValueError as error:
-            raise click.ClickException(str(error)) from None
-        document = {"session_id": session, "removed": removed}
-        if not removed:
-            raise await output.nothing_in(catalog, session, "has no turns", document)
+    catalog = database.catalog
+    try:
+        removed = await catalog.rewind_session(
+            session, turns=turns, before=before, expect_last=expect_last
+        )
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    document = {"session_id": session, "removed": removed}
+    if not removed:
+        raise await output.nothing_in(catalog, session, "has no turns", document)
     await show(document, message=f"removed {counted(len(removed), 'item')}")
 
 
@@ -94,9 +94,8 @@ async def fork(
     The id of the original is stored under forked_from, the item of --before under forked_before.
     """
     metadata = options.parse_pairs(meta, "--meta")
-    async with database.open() as catalog:
-        copy = await catalog.fork_session(session, new, metadata=metadata, before=before)
-        stored = await copy.get_metadata() if output.wants_json() else None
+    copy = await database.catalog.fork_session(session, new, metadata=metadata, before=before)
+    stored = await copy.get_metadata() if output.wants_json() else None
     await show({"session_id": copy.session_id, "metadata": stored}, escaped(copy.session_id))
 
 
@@ -113,7 +112,7 @@ async def search(
 
     Requires the text index: agent-sessions index create '$text'.
     """
-    complete = True
+    catalog, complete = database.catalog, True
 
     async def fetch(limit: int, cursor: str | None) -> SearchPage:
         nonlocal complete
@@ -121,8 +120,7 @@ async def search(
         complete = complete and page.complete
         return page
 
-    async with database.open() as catalog:
-        found = await pages.write(fetch, _write_hits)
+    found = await pages.write(fetch, _write_hits)
     if not complete:
         output.say("messages may be missing; run agent-sessions index refresh '$text'")
     if not found:
@@ -205,14 +203,14 @@ async def replay(
     agent_of, is_suite = _imported(agent), (where, feedback) != (None, None)
     if is_suite == (session is not None) or (junit and session is not None):
         usage("pass SESSION, or options that select sessions; --junit is for the latter")
-    async with database.open() as catalog:
-        if session is not None:
-            one = await Replay.of(catalog, session)
-            own = await agent_of(await catalog.get_session(session))
-            await _show_differences(await one.run(own, **asked))
-            return
-        found = Replay.each(catalog, where, agent_of, feedback=feedback, **asked)
-        results = await _write_results(found)
+    catalog = database.catalog
+    if session is not None:
+        one = await Replay.of(catalog, session)
+        own = await agent_of(await catalog.get_session(session))
+        await _show_differences(await one.run(own, **asked))
+        return
+    found = Replay.each(catalog, where, agent_of, feedback=feedback, **asked)
+    results = await _write_results(found)
     if junit is not None:
         _write_junit(junit, agent, results)
     if not results:

@@ -72,8 +72,8 @@ async def start(
     options.agent_name(agent, "--agent")
     name = str(uuid.uuid4()) if session is None else session
     more = options.parse_pairs(meta, "--meta")
-    async with database.open() as catalog:
-        metadata = await _lifecycle(catalog, name).start(agent, purpose, more)
+    catalog = database.catalog
+    metadata = await _lifecycle(catalog, name).start(agent, purpose, more)
     await show({"session_id": name, "metadata": metadata}, escaped(name))
 
 
@@ -94,15 +94,15 @@ async def phase(
     more = options.parse_pairs(meta, "--meta")
     if phase is None and more:
         usage("--meta requires PHASE; to store metadata only, use the command set")
-    async with database.open() as catalog:
-        info = await catalog.get_session(session)
-        if info is None:
-            raise NoSessionError(session, None)
-        lifecycle, metadata = _lifecycle(catalog, session, must_exist=True), info.metadata
-        if phase is not None:
-            metadata = await lifecycle.enter(phase, more, error)
-        elif error is not None:
-            metadata = await lifecycle.record_error(error)
+    catalog = database.catalog
+    info = await catalog.get_session(session)
+    if info is None:
+        raise NoSessionError(session, None)
+    lifecycle, metadata = _lifecycle(catalog, session, must_exist=True), info.metadata
+    if phase is not None:
+        metadata = await lifecycle.enter(phase, more, error)
+    elif error is not None:
+        metadata = await lifecycle.record_error(error)
     document = {"session_id": session, "metadata": metadata}
     stored = metadata.get(PHASE)
     if phase is not None or error is not None:
@@ -213,8 +213,8 @@ async def resume_check(
     if ("session_id" in request) is ("agent" in request):
         usage("pass either a session or an agent")
     policy, name = _policy(request), request.get("session_id")
-    async with database.open() as catalog:
-        info, decision = await _decide(catalog, policy, name, {AGENT: request.get("agent")})
+    catalog = database.catalog
+    info, decision = await _decide(catalog, policy, name, {AGENT: request.get("agent")})
     answer = {"session_id": name if info is None else info.session_id, **vars(decision)}
     idle = answer.pop("idle")
     answer["idle_seconds"] = idle and idle.total_seconds()
@@ -262,12 +262,12 @@ async def finish(
         return
     if session is None or outcome is None:
         usage("pass SESSION and OUTCOME, or --hook")
-    async with database.open() as catalog:
-        try:
-            lifecycle = _lifecycle(catalog, session, must_exist=True)
-            metadata = await lifecycle.finish(outcome, summary)
-        except SessionNotFoundError:
-            raise NoSessionError(session, None) from None
+    catalog = database.catalog
+    try:
+        lifecycle = _lifecycle(catalog, session, must_exist=True)
+        metadata = await lifecycle.finish(outcome, summary)
+    except SessionNotFoundError:
+        raise NoSessionError(session, None) from None
     await show({"session_id": session, "metadata": metadata})
 
 
@@ -292,8 +292,8 @@ async def _finish_by_hook(
         return
     outcome = "completed" if code in (None, 0, "0") else "failed"
     try:
-        async with database.open() as catalog:
-            await _lifecycle(catalog, name, must_exist=True).finish(outcome, summary)
+        catalog = database.catalog
+        await _lifecycle(catalog, name, must_exist=True).finish(outcome, summary)
         answer["outcome"] = outcome
     except Exception as error:
         if not (
@@ -317,15 +317,15 @@ async def _hook_answer(
     answer: JSONObject = {"should_resume": False, "reason": "not_found", "agent_id": None}
     answer |= {"resume_metadata": None, "original_context": request}
     try:
-        async with database.open() as catalog:
-            where = {AGENT: agent, **of_task}
-            if session:
-                info = await catalog.get_session(session, keys=[])
-            else:
-                info = await catalog.last_session(where)
-            if info is None:
-                return answer
-            decision = await _lifecycle(catalog, info.session_id, policy=policy).resume()
+        catalog = database.catalog
+        where = {AGENT: agent, **of_task}
+        if session:
+            info = await catalog.get_session(session, keys=[])
+        else:
+            info = await catalog.last_session(where)
+        if info is None:
+            return answer
+        decision = await _lifecycle(catalog, info.session_id, policy=policy).resume()
     except CorruptMetadataError as error:
         return answer | {"reason": "corrupt_metadata", "agent_id": error.session_id}
     except Exception as error:

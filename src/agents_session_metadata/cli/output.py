@@ -190,13 +190,6 @@ def stream_error(error: OSError, name: str = STDOUT) -> Exception:
     return click.ClickException(f"{name}: {error.strerror}")
 
 
-async def write_lines(records: Iterable[Any]) -> None:
-    """Prints one JSON document per line, at once."""
-    lines = Records(sys.stdout, as_list=False)
-    await lines.add(records)
-    await lines.close()
-
-
 @dataclass
 class Records:
     """Writes records: one per line, or as the elements of a JSON list."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -45,7 +44,7 @@ async def runs(
     With --follow, print the messages, calls and outputs of one run, and its answer while it is
     written. With --jsonl, each event is a line.
     """
-    from agents_session_metadata import RunStatus, SessionRuns
+    from agents_session_metadata import RunStatus
 
     if follow is not None:
         if status is not None or where is not None or pages.every or pages.cursor is not None:
@@ -58,9 +57,8 @@ async def runs(
     if status not in (None, *statuses):
         usage(f"--status must be one of {', '.join(statuses)}, got {shown(status)}")
     header = ("session", "call", "tool", "arguments", "decision", "status", "started")
-    async with database.open() as catalog:
-        read = partial(SessionRuns(catalog).list, status, where)
-        found = await pages.write(read, lambda runs: Table(header, _rows(runs)).write())
+    read = partial(database.runs.list, status, where)
+    found = await pages.write(read, lambda runs: Table(header, _rows(runs)).write())
     if not found:
         problem = f"no run is {status}" if status else "no runs found"
         await show(message=problem + output.hint(where))
@@ -110,15 +108,8 @@ async def discard(database: ChosenDatabase, session: str, yes: bool) -> None:
 
     Its messages are kept. Calls without an output are removed.
     """
-    from agents_session_metadata import SessionRuns
-
     await confirm(f"Discard the run of session {shown(session)}?", yes=yes)
-    async with database.open() as catalog:
-        discarded = await SessionRuns(catalog).discard(session)
-        document = {"session_id": session, "discarded": discarded}
-        if not discarded:
-            raise await output.nothing_in(catalog, session, "has no run", document)
-    await show(document, message="discarded the run")
+    await _show_ended(database, session, "discarded", await database.runs.discard(session))
 
 
 @cli.command(epilog="Example: agent-sessions stop chat-1")
@@ -129,35 +120,27 @@ async def stop(database: ChosenDatabase, session: str) -> None:
 
     The text that a run has streamed so far is kept. Calls without an output are removed.
     """
-    from agents_session_metadata import SessionRuns
+    await _show_ended(database, session, "stopped", await database.runs.cancel(session))
 
-    async with database.open() as catalog:
-        stopped = await SessionRuns(catalog).cancel(session)
-        document = {"session_id": session, "stopped": stopped}
-        if not stopped:
-            raise await output.nothing_in(catalog, session, "has no run", document)
-    await show(document, message="stopped the run")
+
+async def _show_ended(database: ChosenDatabase, session: str, verb: str, is_ended: bool) -> None:
+    document = {"session_id": session, verb: is_ended}
+    if not is_ended:
+        raise await output.nothing_in(database.catalog, session, "has no run", document)
+    await show(document, message=f"{verb} the run")
 
 
 async def _follow(database: ChosenDatabase, session: str, *, as_lines: bool) -> None:
-    from agents_session_metadata import SessionRuns
-
     transcript, found = Transcript(), 0
-    async with database.open() as catalog:
-        try:
-            async for event in SessionRuns(catalog).follow(session):
-                found += 1
-                text = ascii_json(event) + "\n" if as_lines else transcript.text_of(event)
-                await blocking(_write_now, text, name=STDOUT)
-        except ValueError as error:  # It is encrypted.
-            raise click.ClickException(str(error)) from None
-        if not found:
-            raise await output.nothing_in(catalog, session, "has no run")
-
-
-def _write_now(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        async for event in database.runs.follow(session):
+            found += 1
+            text = ascii_json(event) + "\n" if as_lines else transcript.text_of(event)
+            await blocking(partial(click.echo, text, nl=False), name=STDOUT)
+    except ValueError as error:  # It is encrypted.
+        raise click.ClickException(str(error)) from None
+    if not found:
+        raise await output.nothing_in(database.catalog, session, "has no run")
 
 
 class Transcript:
@@ -214,21 +197,17 @@ def _call(call: dict[str, Any]) -> str:
 async def _decide(
     database: ChosenDatabase, session: str, call: str | None, every: bool, **decision: Any
 ) -> None:
-    from agents_session_metadata import SessionRuns
-
     if (call is None) is not every:
         usage("pass either the id of a call or --all; `agent-sessions runs` lists the calls")
-    async with database.open() as catalog:
-        runs = SessionRuns(catalog)
-        run = await runs.get(session)
-        if run is None:
-            raise await output.nothing_in(catalog, session, "has no run")
-        calls = [each.call_id for each in run.undecided] if call is None else [call]
-        try:
-            for each in calls:
-                run = await runs.decide(session, each, **decision)
-        except LookupError as error:
-            raise click.ClickException(str(error)) from None
+    run = await database.runs.get(session)
+    if run is None:
+        raise await output.nothing_in(database.catalog, session, "has no run")
+    calls = [each.call_id for each in run.undecided] if call is None else [call]
+    try:
+        for each in calls:
+            run = await database.runs.decide(session, each, **decision)
+    except LookupError as error:
+        raise click.ClickException(str(error)) from None
     if not calls:
         raise NothingFoundError(f"every call of session {shown(session)} has a decision", run)
     verb = "approved" if decision["approve"] else "rejected"

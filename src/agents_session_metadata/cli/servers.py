@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,21 +39,21 @@ async def serve_mcp(database: ChosenDatabase, **settings: Any) -> None:
     from agents_session_metadata import mcp
 
     options.standard_input()
-    async with database.open(pool_pre_ping=True) as catalog:
-        server = mcp.make_server(catalog, **settings)
-        await catalog.list_sessions(limit=1, keys=[])  # Start only if the database answers.
-        # Nothing ends the thread that reads stdin; an interrupted command does not wait for it.
-        serving = asyncio.ensure_future(server.run_stdio_async())
-        await asyncio.wait({serving})
-        try:
-            serving.result()
-        except Exception as error:
-            # The error itself, without the groups around it.
-            while nested := getattr(error, "exceptions", ()):
-                error = nested[0]
-            if isinstance(error, OSError):
-                raise output.stream_error(error) from None
-            raise error from None
+    catalog = database.open(pool_pre_ping=True)
+    server = mcp.make_server(catalog, **settings)
+    await catalog.list_sessions(limit=1, keys=[])  # Start only if the database answers.
+    # Nothing ends the thread that reads stdin; an interrupted command does not wait for it.
+    serving = asyncio.ensure_future(server.run_stdio_async())
+    await asyncio.wait({serving})
+    try:
+        serving.result()
+    except Exception as error:
+        # The error itself, without the groups around it.
+        while nested := getattr(error, "exceptions", ()):
+            error = nested[0]
+        if isinstance(error, OSError):
+            raise output.stream_error(error) from None
+        raise error from None
 
 
 @cli.command("web", epilog="Example: agent-sessions web --port 8000")
@@ -91,7 +91,8 @@ async def serve_web(
 
     if name is not None and not (allow_write or demo):
         usage("--by requires --allow-write")
-    async with _generated() if demo else database.open(pool_pre_ping=True) as catalog:
+    stored = _generated() if demo else nullcontext(database.open(pool_pre_ping=True))
+    async with stored as catalog:
         await catalog.list_sessions(limit=1, keys=[])  # Start only if the database answers.
         with _listening(port) as listener:
             app = web.browser_app(

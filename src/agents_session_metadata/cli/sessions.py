@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,25 +62,25 @@ async def list_sessions(
     """
     corrupt: list[Exception] = []
     statuses: dict[str, str] = {}
-    async with database.open() as catalog:
-        if status is not None:
-            where = {"$and": [where or {}, await catalog.status_filter(status)]}
+    catalog = database.catalog
+    if status is not None:
+        where = {"$and": [where or {}, await catalog.status_filter(status)]}
 
-        async def read(**page: Any) -> SessionPage:
-            found = await catalog.list_sessions(
-                where,
-                order_by=order_by,
-                keys=keys or None,
-                count_items=count_items,
-                on_corrupt=corrupt.append,
-                **page,
-            )
-            statuses.update({} if keys else await catalog.statuses(found))
-            return found
-
-        found = await pages.write(
-            read, lambda sessions: _table(sessions, keys, statuses).write(), _record
+    async def read(**page: Any) -> SessionPage:
+        found = await catalog.list_sessions(
+            where,
+            order_by=order_by,
+            keys=keys or None,
+            count_items=count_items,
+            on_corrupt=corrupt.append,
+            **page,
         )
+        statuses.update({} if keys else await catalog.statuses(found))
+        return found
+
+    found = await pages.write(
+        read, lambda sessions: _table(sessions, keys, statuses).write(), _record
+    )
     if not found:
         raise NothingFoundError(output.no_match(where))
     output.report(corrupt)
@@ -91,8 +92,8 @@ async def list_sessions(
 async def show_session(database: ChosenDatabase, session: str) -> None:
     """Show one session: times, number of items, metadata."""
     corrupt: list[Exception] = []
-    async with database.open() as catalog:
-        info = await catalog.get_session(session, count_items=True, on_corrupt=corrupt.append)
+    read = database.catalog.get_session
+    info = await read(session, count_items=True, on_corrupt=corrupt.append)
     if info is None:
         raise NoSessionError(session, None)
     await _show_details(info)
@@ -109,8 +110,8 @@ async def get(database: ChosenDatabase, session: str, keys: Sequence[str]) -> No
     For one key, only the value is printed. With --json, missing keys are null.
     """
     corrupt: list[Exception] = []
-    async with database.open() as catalog:
-        info = await catalog.get_session(session, keys=keys or None, on_corrupt=corrupt.append)
+    read = database.catalog.get_session
+    info = await read(session, keys=keys or None, on_corrupt=corrupt.append)
     stored = {} if info is None else info.metadata
     document = {key: stored.get(key) for key in keys} if keys else stored
     if info is None:
@@ -162,20 +163,16 @@ async def set_metadata(
     if where is not None or session is None or dry_run:
         if create:
             usage("--create requires SESSION")
-        await _change_each(
-            database,
-            where,
-            dry_run,
-            lambda catalog, each: catalog.set_metadata(each, values, must_exist=True),
-        )
+        change = partial(database.catalog.set_metadata, values=values, must_exist=True)
+        await _change_each(database.catalog, where, dry_run, change)
         return
-    async with database.open() as catalog:
-        try:
-            await catalog.set_metadata(session, values, must_exist=not create)
-        except SessionNotFoundError:
-            advice = "" if create else "; pass --create to create it"
-            raise NoSessionError(session, advice=advice) from None
-        stored = await catalog.get_metadata(session) if output.wants_json() else None
+    catalog = database.catalog
+    try:
+        await catalog.set_metadata(session, values, must_exist=not create)
+    except SessionNotFoundError:
+        advice = "" if create else "; pass --create to create it"
+        raise NoSessionError(session, advice=advice) from None
+    stored = await catalog.get_metadata(session) if output.wants_json() else None
     await show({"session_id": session, "metadata": stored})
 
 
@@ -204,36 +201,34 @@ async def unset(
         usage("pass either the keys to remove or --all")
     wanted = None if every else keys
     if where is not None or session is None or dry_run:
-        await _change_each(
-            database, where, dry_run, lambda catalog, each: catalog.delete_metadata(each, wanted)
-        )
+        change = partial(database.catalog.delete_metadata, keys=wanted)
+        await _change_each(database.catalog, where, dry_run, change)
         return
-    async with database.open() as catalog:
-        removed = await catalog.delete_metadata(session, wanted)
-        if not removed:
-            raise await output.nothing_in(catalog, session, "has none of these keys")
+    catalog = database.catalog
+    removed = await catalog.delete_metadata(session, wanted)
+    if not removed:
+        raise await output.nothing_in(catalog, session, "has none of these keys")
     await show(
         {"session_id": session, "removed": removed}, message=f"removed {counted(removed, 'key')}"
     )
 
 
 async def _change_each(
-    database: ChosenDatabase,
+    catalog: SessionCatalog,
     where: str | None,
     dry_run: bool,
-    change: Callable[[SessionCatalog, str], Awaitable[int | None]],
+    change: Callable[[str], Awaitable[int | None]],
 ) -> None:
     """Changes every session that matches; `change` returns 0 if there was nothing to change."""
     if where is None:
         usage("--dry-run requires --where" if dry_run else "pass SESSION, or --where")
     condition, changed = options.parse_where(where), 0
-    async with database.open() as catalog:
-        found = [info.session_id async for info in catalog.iter_sessions(condition, keys=[])]
-        with output.progress("Changing", len(found)) as reach:
-            for number, each in enumerate([] if dry_run else found, 1):
-                with suppress(SessionNotFoundError):  # deleted in the meantime
-                    changed += await change(catalog, each) != 0
-                reach(number)
+    found = [info.session_id async for info in catalog.iter_sessions(condition, keys=[])]
+    with output.progress("Changing", len(found)) as reach:
+        for number, each in enumerate([] if dry_run else found, 1):
+            with suppress(SessionNotFoundError):  # deleted in the meantime
+                changed += await change(each) != 0
+            reach(number)
     document = {"matched": len(found), "changed": changed, "dry_run": dry_run}
     verb, number = ("would change", len(found)) if dry_run else ("changed", changed)
     message = f"{verb} {counted(number, 'session')}" if found else output.no_match(condition)
@@ -246,8 +241,7 @@ async def _change_each(
 @database_options()
 async def count(database: ChosenDatabase, where: Any) -> None:
     """Print the number of matching sessions."""
-    async with database.open() as catalog:
-        found = await catalog.count_sessions(where)
+    found = await database.catalog.count_sessions(where)
     message = output.no_match(where) if where and not found else None
     await show({"count": found}, str(found), message=message)
 
@@ -261,8 +255,7 @@ async def count(database: ChosenDatabase, where: Any) -> None:
 @database_options()
 async def values(database: ChosenDatabase, key: str, where: Any, limit: int) -> None:
     """Print the values of a key, with the number of sessions per value or list element."""
-    async with database.open() as catalog:
-        counts = await catalog.count_values(key, where, limit=limit)
+    counts = await database.catalog.count_values(key, where, limit=limit)
     if not counts:
         raise NothingFoundError(f"no session has a value for {shown(key)}{output.hint(where)}", [])
     rows = [(shown(each.value), output.number(each.count)) for each in counts]
@@ -280,35 +273,30 @@ async def last(database: ChosenDatabase, agent: str | None, where: Any, as_lines
     With --agent or a filter, the command shows one session. Without them, it lists the last session
     of each agent.
     """
-    if agent is None and where is None:
-        await _show_last_of_each(database, as_lines)
-        return
-    if agent is not None:
-        where = {"$and": [{known.AGENT: options.agent_name(agent, "--agent")}, where or {}]}
-    async with database.open() as catalog:
-        info = await catalog.last_session(where, count_items=True)
-    if info is None:
-        message = (
-            output.no_match(where) if agent is None else f"agent {shown(agent)} has no session"
-        )
-        raise NothingFoundError(message, None)
-    await (output.write_lines([_record(info)]) if as_lines else _show_details(info))
-
-
-async def _show_last_of_each(database: ChosenDatabase, as_lines: bool) -> None:
-    async with database.open() as catalog:
+    catalog, each_agent = database.catalog, agent is None and where is None
+    if each_agent:
         found = await catalog.last_sessions(known.AGENT, limit=1000, count_items=True)
+        problem = "no session has an agent"
+    else:
+        problem = output.no_match(where)
+        if agent is not None:
+            where = {"$and": [{known.AGENT: options.agent_name(agent, "--agent")}, where or {}]}
+            problem = f"agent {shown(agent)} has no session"
+        last = await catalog.last_session(where, count_items=True)
+        found = [] if last is None else [last]
     if not found:
-        raise NothingFoundError("no session has an agent", [])
+        raise NothingFoundError(problem, [] if each_agent else None)
     records = [_record(info) for info in found]
     if as_lines:
-        await output.write_lines(records)
-        return
-    rows = []
-    for info in found:
-        agent, items = shown(info.metadata[known.AGENT]), output.number(info.item_count)
-        rows.append((agent, info.session_id, ago(info.updated_at), items))
-    await show(records, table=Table(("agent", "session", "active", "items"), rows))
+        await show(text="\n".join(map(ascii_json, records)))
+    elif each_agent:
+        rows = []
+        for info in found:
+            agent, items = shown(info.metadata[known.AGENT]), output.number(info.item_count)
+            rows.append((agent, info.session_id, ago(info.updated_at), items))
+        await show(records, table=Table(("agent", "session", "active", "items"), rows))
+    else:
+        await _show_details(found[0])
 
 
 @cli.command(epilog="Example: agent-sessions watch --owner u1 --jsonl")
@@ -324,19 +312,18 @@ async def watch(
 
     Follows the 1,000 newest sessions that match. Changes between two polls are one line.
     """
-    async with database.open() as catalog:
-        changes = catalog.watch(
-            where, limit=1000, interval=interval, initial=initial, on_corrupt=lambda _: None
-        )
-        async with aclosing(changes):
-            async for change in changes:
-                info = change.session
-                title = shown(info.metadata.get(known.TITLE, ""))
-                words = (f"{change.kind:7}", shown(info.session_id), title)
-                line = f"{info.updated_at:%Y-%m-%d %H:%M:%S}  {'  '.join(words)}".rstrip()
-                if as_lines:
-                    line = ascii_json({"kind": change.kind, **_record(info)})
-                await output.blocking(click.echo, line, name=output.STDOUT)
+    changes = database.catalog.watch(
+        where, limit=1000, interval=interval, initial=initial, on_corrupt=lambda _: None
+    )
+    async with aclosing(changes):
+        async for change in changes:
+            info = change.session
+            title = shown(info.metadata.get(known.TITLE, ""))
+            words = (f"{change.kind:7}", shown(info.session_id), title)
+            line = f"{info.updated_at:%Y-%m-%d %H:%M:%S}  {'  '.join(words)}".rstrip()
+            if as_lines:
+                line = ascii_json({"kind": change.kind, **_record(info)})
+            await output.blocking(click.echo, line, name=output.STDOUT)
 
 
 def _record(info: SessionInfo) -> dict[str, Any]:

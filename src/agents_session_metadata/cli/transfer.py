@@ -37,8 +37,8 @@ async def delete(database: ChosenDatabase, sessions: Sequence[str], yes: bool) -
     """Delete sessions with their history and metadata."""
     what = counted(len(sessions), "session") if sessions[1:] else f"session {shown(sessions[0])}"
     await confirm(f"Delete {what} with history and metadata?", yes=yes)
-    async with database.open() as catalog:
-        deleted = [each for each in sessions if await catalog.delete_session(each)]
+    catalog = database.catalog
+    deleted = [each for each in sessions if await catalog.delete_session(each)]
     missing = [each for each in sessions if each not in deleted]
     for each in missing:
         output.say(output.no_session(each))
@@ -89,16 +89,16 @@ async def cleanup(
     unit, number = ("days", days) if hours is None else ("hours", hours)
     age = None if number is None else options.duration(f"--{unit}", number, unit)
     found, first = None, list[str]()
-    async with database.open() as catalog:
-        if dry_run or not yes or sys.stderr.isatty():
-            found = await catalog.delete_sessions(where, inactive_for=age, dry_run=True)
-        if dry_run and found:
-            first = await _oldest(catalog, where, age)
-        if not dry_run and found != 0:
-            question = f"Delete {counted(found or 0, 'session')} with history and metadata?"
-            await confirm(question, yes=yes)
-            with output.progress("Deleting", found) as reach:
-                found = await catalog.delete_sessions(where, inactive_for=age, progress=reach)
+    catalog = database.catalog
+    if dry_run or not yes or sys.stderr.isatty():
+        found = await catalog.delete_sessions(where, inactive_for=age, dry_run=True)
+    if dry_run and found:
+        first = await _oldest(catalog, where, age)
+    if not dry_run and found != 0:
+        question = f"Delete {counted(found or 0, 'session')} with history and metadata?"
+        await confirm(question, yes=yes)
+        with output.progress("Deleting", found) as reach:
+            found = await catalog.delete_sessions(where, inactive_for=age, progress=reach)
     message = f"{'would delete' if dry_run else 'deleted'} {counted(found or 0, 'session')}"
     document: dict[str, Any] = {"deleted": found, "dry_run": dry_run}
     if dry_run:
@@ -140,20 +140,20 @@ async def erase(
     If it stops, run it again. If something was written in the meantime, the exit code is 1.
     """
     scope = {"owner_id": options.parse_value(owner, "--owner")}
-    async with database.open() as everyone:
-        catalog = everyone.scoped(scope)
-        found = await catalog.count_sessions()
-        what = f"{counted(found, 'session')} and all other data of {shown(owner)}"
-        await confirm(f"Erase {what}?", yes=yes)
-        with (
-            output.writing(receipt) if receipt else nullcontext() as file,
-            output.progress("Erasing", found) as reach,
-        ):
-            erasure = await catalog.erase(
-                usage="anonymize" if keep_usage else "delete", by=decided_by, progress=reach
-            )
-            if file is not None:
-                file.write(ascii_json(erasure.to_dict()) + "\n")
+    everyone = database.catalog
+    catalog = everyone.scoped(scope)
+    found = await catalog.count_sessions()
+    what = f"{counted(found, 'session')} and all other data of {shown(owner)}"
+    await confirm(f"Erase {what}?", yes=yes)
+    with (
+        output.writing(receipt) if receipt else nullcontext() as file,
+        output.progress("Erasing", found) as reach,
+    ):
+        erasure = await catalog.erase(
+            usage="anonymize" if keep_usage else "delete", by=decided_by, progress=reach
+        )
+        if file is not None:
+            file.write(ascii_json(erasure.to_dict()) + "\n")
     rows = sum(erasure.rows.values())
     message = f"erased {counted(erasure.sessions, 'session')}, {counted(rows, 'row')}"
     if not erasure.complete:
@@ -211,31 +211,31 @@ async def export(
                 usage("--complete requires --owner, without session ids and other filters")
     if sessions:
         where = {"$and": [{"$session_id": {"$in": [*sessions]}}, where or {}]}
-    async with database.open() as catalog:
-        if scope is not None:
-            catalog = catalog.scoped(scope)  # noqa: PLW2901  # restricted
-        exported = catalog.export_sessions(where, on_corrupt=corrupt.append)
-        with output.writing(file) as opened:
-            total = await catalog.count_sessions(where) if sys.stderr.isatty() else None
-            records = output.Records(
-                opened, output.wants_json(), name=output.STDOUT if file is None else file
-            )
-            with output.progress("Exporting", total, output=opened) as reach:
-                async for record in exported:
-                    found += 1
-                    missing.pop(record["session_id"], None)
-                    lines = [record] if form == "records" else _eval_lines(record)
-                    lines = [{"session": record}] if complete else lines
-                    left_out += sum(line is None for line in lines)
-                    batch += filter(None, lines)
-                    if len(batch) >= _BATCH:
-                        await records.add(batch)
-                        batch.clear()
-                        reach(found)
-                await records.add([*batch, *(await _personal_lines(catalog) if complete else ())])
-            if opened is not sys.stdout and not records.count:
-                raise click.ClickException(output.no_match(where))
-            await records.close()
+    catalog = database.catalog
+    if scope is not None:
+        catalog = catalog.scoped(scope)
+    exported = catalog.export_sessions(where, on_corrupt=corrupt.append)
+    with output.writing(file) as opened:
+        total = await catalog.count_sessions(where) if sys.stderr.isatty() else None
+        records = output.Records(
+            opened, output.wants_json(), name=output.STDOUT if file is None else file
+        )
+        with output.progress("Exporting", total, output=opened) as reach:
+            async for record in exported:
+                found += 1
+                missing.pop(record["session_id"], None)
+                lines = [record] if form == "records" else _eval_lines(record)
+                lines = [{"session": record}] if complete else lines
+                left_out += sum(line is None for line in lines)
+                batch += filter(None, lines)
+                if len(batch) >= _BATCH:
+                    await records.add(batch)
+                    batch.clear()
+                    reach(found)
+            await records.add([*batch, *(await _personal_lines(catalog) if complete else ())])
+        if opened is not sys.stdout and not records.count:
+            raise click.ClickException(output.no_match(where))
+        await records.close()
     if not records.count and not corrupt:
         raise NothingFoundError(output.no_match(where))
     turns = f"{counted(records.count, 'turn')} of " if form == "evals" else ""
@@ -298,14 +298,14 @@ async def import_sessions(
         output.say(f"skipped: {error}")
 
     skip = on_invalid if skip_invalid else None
-    async with database.open() as catalog:
-        with _reading(file) as (source, total), output.progress("Importing", total) as reach:
-            reading = _Reading(source, reach, skip)
-            try:
-                written = await catalog.import_sessions(reading, on_conflict, on_invalid=skip)
-            except ValueError as error:
-                advice = "the records before it are imported"
-                raise click.ClickException(f"{error}; {advice}") from None
+    catalog = database.catalog
+    with _reading(file) as (source, total), output.progress("Importing", total) as reach:
+        reading = _Reading(source, reach, skip)
+        try:
+            written = await catalog.import_sessions(reading, on_conflict, on_invalid=skip)
+        except ValueError as error:
+            advice = "the records before it are imported"
+            raise click.ClickException(f"{error}; {advice}") from None
     document = {"read": reading.count, "written": written}
     message = f"read {counted(reading.count, 'record')}, wrote {written:,}"
     if skip_invalid:

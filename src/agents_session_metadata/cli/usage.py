@@ -13,7 +13,7 @@ from agents_session_metadata.types import USAGE_FIELDS
 from . import options, output
 from .app import cli
 from .connection import ChosenDatabase, database_options
-from .output import NothingFoundError, Table, show, shown
+from .output import Table, show, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata.types import Statistics, UsageRow
@@ -56,19 +56,13 @@ async def usage(
     """Print the requests, tokens and cost of tracked runs, and the total."""
     fields = fields or ("day", "model")
     owner_id = None if owner is None else options.parse_value(owner, "--owner")
-    async with database.open() as catalog:
-        rows = await catalog.usage(
-            owner_id=owner_id,
-            session_id=session,
-            by=fields,
-            since=since,
-            until=until,
-        )
-        is_used = bool(rows or await catalog.usage(by=()))
+    catalog = database.catalog
+    rows = await catalog.usage(
+        owner_id=owner_id, session_id=session, by=fields, since=since, until=until
+    )
     if not rows:
-        if is_used:
-            raise NothingFoundError("no usage is recorded", [])
-        await show([], message="no usage is recorded")
+        is_used = bool(await catalog.usage(by=()))
+        await show([], message="no usage is recorded", code=1 if is_used else 0)
         return
     columns = (*fields, *_NUMBERS, "cost", "unpriced")
     cells = [[*(_text(getattr(row, name)) for name in fields), *_sums([row])] for row in rows]
@@ -88,8 +82,7 @@ async def usage(
 @database_options()
 async def statistics(database: ChosenDatabase, where: Any) -> None:
     """Print totals of sessions: their status, runs, tokens, cost, durations, errors and tools."""
-    async with database.open() as catalog:
-        found = await catalog.statistics(where)
+    found = await database.catalog.statistics(where)
     message = None if found.sessions else output.no_match(where)
     await show(found, table=Table(("total", "value"), [*_totals(found)]), message=message)
 
