@@ -20,7 +20,7 @@ from agents_session_metadata.keys import AGENT, normalize_agent
 
 from .app import DatabaseOption
 from .options import PAIRS, Whole, flag, parse_pairs, parse_value, usage
-from .output import NothingFoundError, no_session, show, shown, write_json
+from .output import NoSessionError, NothingFoundError, show, shown, write_json
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -245,12 +245,12 @@ async def _completed(function: Command, database: ChosenDatabase, params: dict[s
     except click.exceptions.Exit:
         raise
     except (NothingFoundError, errors.SessionNotFoundError) as error:
-        message, missing = str(error), getattr(error, "session_id", None)
         if isinstance(error, errors.SessionNotFoundError):
-            message = no_session(error.session_id)
-        if missing is not None:
-            message += await _suggestion(database.catalog, missing)
-        await show(getattr(error, "document", ...), message=message, code=1)
+            error = NoSessionError(error.session_id)
+        message = str(error)
+        if isinstance(error, NoSessionError):
+            message += await _suggestion(database.catalog, error.session_id)
+        await show(error.document, message=message, code=1)
     except Exception as error:
         failure = error if isinstance(error, click.ClickException) else _failure(error, database)
         if failure is None:

@@ -72,8 +72,7 @@ async def start(
     options.agent_name(agent, "--agent")
     name = str(uuid.uuid4()) if session is None else session
     more = options.parse_pairs(meta, "--meta")
-    catalog = database.catalog
-    metadata = await _lifecycle(catalog, name).start(agent, purpose, more)
+    metadata = await _lifecycle(database.catalog, name).start(agent, purpose, more)
     await show({"session_id": name, "metadata": metadata}, escaped(name))
 
 
@@ -203,7 +202,9 @@ async def resume_check(
         database.json_errors = True
         if is_named:
             usage("pass only one of SESSION, --agent and a request on stdin")
-        read = await _read_object()
+        read = await _read_json()
+        if not isinstance(read, dict):
+            usage("the request must be a JSON object")
         if _HOOK_FIELDS.keys() & read.keys():
             await show(await _hook_answer(database, read, _policy(request)))
             return
@@ -212,9 +213,11 @@ async def resume_check(
         request = {**_checked(read, _FIELDS), **request}
     if ("session_id" in request) is ("agent" in request):
         usage("pass either a session or an agent")
+    from agents_session_metadata.lifecycle import decide
+
     policy, name = _policy(request), request.get("session_id")
-    catalog = database.catalog
-    info, decision = await _decide(catalog, policy, name, {AGENT: request.get("agent")})
+    info = await _find(database.catalog, name, request.get("agent"))
+    decision = decide(policy, info)
     answer = {"session_id": name if info is None else info.session_id, **vars(decision)}
     idle = answer.pop("idle")
     answer["idle_seconds"] = idle and idle.total_seconds()
@@ -262,9 +265,8 @@ async def finish(
         return
     if session is None or outcome is None:
         usage("pass SESSION and OUTCOME, or --hook")
-    catalog = database.catalog
     try:
-        lifecycle = _lifecycle(catalog, session, must_exist=True)
+        lifecycle = _lifecycle(database.catalog, session, must_exist=True)
         metadata = await lifecycle.finish(outcome, summary)
     except SessionNotFoundError:
         raise NoSessionError(session, None) from None
@@ -292,8 +294,7 @@ async def _finish_by_hook(
         return
     outcome = "completed" if code in (None, 0, "0") else "failed"
     try:
-        catalog = database.catalog
-        await _lifecycle(catalog, name, must_exist=True).finish(outcome, summary)
+        await _lifecycle(database.catalog, name, must_exist=True).finish(outcome, summary)
         answer["outcome"] = outcome
     except Exception as error:
         if not (
@@ -312,17 +313,11 @@ async def _hook_answer(
     session, agent = checked.get("agent_id"), checked.get("agent_name")
     if not (session or agent):
         usage("the request must have agent_id or agent_name")
-    task = request.get("task_id")
-    of_task = {} if task is None else {"task_id": {"$eq": task}}
     answer: JSONObject = {"should_resume": False, "reason": "not_found", "agent_id": None}
     answer |= {"resume_metadata": None, "original_context": request}
     try:
         catalog = database.catalog
-        where = {AGENT: agent, **of_task}
-        if session:
-            info = await catalog.get_session(session, keys=[])
-        else:
-            info = await catalog.last_session(where)
+        info = await _find(catalog, session or None, agent, request.get("task_id"))
         if info is None:
             return answer
         decision = await _lifecycle(catalog, info.session_id, policy=policy).resume()
@@ -354,13 +349,6 @@ async def _read_json() -> Any:
     return options.parse_json(decoded, "the request")
 
 
-async def _read_object() -> JSONObject:
-    fields = await _read_json()
-    if not isinstance(fields, dict):
-        usage("the request must be a JSON object")
-    return fields
-
-
 def _checked(fields: JSONObject, expected: dict[str, tuple[str, Any]]) -> JSONObject:
     """Returns the expected fields that are not null."""
     given = {name: fields[name] for name in expected if fields.get(name) is not None}
@@ -384,15 +372,15 @@ def _policy(request: JSONObject) -> ResumePolicy:
     return ResumePolicy(**chosen)
 
 
-async def _decide(
-    catalog: SessionCatalog, policy: ResumePolicy, session: str | None, where: JSONObject
-) -> tuple[SessionInfo | None, ResumeDecision]:
-    """Decides about a session, or the last one that matches."""
-    from agents_session_metadata.lifecycle import decide
-
-    found = catalog.last_session(where) if session is None else catalog.get_session(session)
-    info = await found
-    return info, decide(policy, info)
+async def _find(
+    catalog: SessionCatalog, session: str | None, agent: str | None, task: Any = None
+) -> SessionInfo | None:
+    """Returns a session, or the last one of an agent, with that task if it is given."""
+    if session is not None:
+        return await catalog.get_session(session)
+    return await catalog.last_session(
+        {AGENT: agent, **({} if task is None else {"task_id": {"$eq": task}})}
+    )
 
 
 def _state(decision: ResumeDecision) -> str:

@@ -24,6 +24,7 @@ T = TypeVar("T")
 STDOUT = "standard output"
 LONGEST_PAGE = 1000
 _LONGEST_CELL = 1000
+_CHUNK = 1 << 16
 _NARROWEST, _PIPE_WIDTH = 40, 10_000
 
 
@@ -192,27 +193,31 @@ def stream_error(error: OSError, name: str = STDOUT) -> Exception:
 
 @dataclass
 class Records:
-    """Writes records: one per line, or as the elements of a JSON list."""
+    """Writes records in chunks: one per line, or as the elements of a JSON list."""
 
     file: IO[str]
     as_list: bool
     opening: str = "["
     name: str = STDOUT
     count: int = 0
+    _waiting: str = ""
 
     async def add(self, records: Iterable[Any]) -> None:
-        text = ""
+        text = self._waiting
         for record in records:
             if self.as_list:
                 text += ",\n" if self.count else f"{self.opening}\n"
             text += ascii_json(record) + ("" if self.as_list else "\n")
             self.count += 1
-        await blocking(self.file.write, text, name=self.name)
+        if len(text) >= _CHUNK:
+            await blocking(self.file.write, text, name=self.name)
+            text = ""
+        self._waiting = text
 
     async def close(self, closing: str = "]") -> None:
         if self.as_list:
-            text = f"\n{closing}\n" if self.count else f"{self.opening}{closing}\n"
-            await blocking(self.file.write, text, name=self.name)
+            self._waiting += f"\n{closing}\n" if self.count else f"{self.opening}{closing}\n"
+        await blocking(self.file.write, self._waiting, name=self.name)
         await blocking(self.file.flush, name=self.name)
 
 

@@ -25,7 +25,6 @@ from .output import NothingFoundError, counted, show, shown
 if TYPE_CHECKING:
     from agents_session_metadata.catalog import SessionCatalog
 
-_BATCH = 200
 _CHUNK = 1 << 16
 
 
@@ -37,8 +36,7 @@ async def delete(database: ChosenDatabase, sessions: Sequence[str], yes: bool) -
     """Delete sessions with their history and metadata."""
     what = counted(len(sessions), "session") if sessions[1:] else f"session {shown(sessions[0])}"
     await confirm(f"Delete {what} with history and metadata?", yes=yes)
-    catalog = database.catalog
-    deleted = [each for each in sessions if await catalog.delete_session(each)]
+    deleted = [each for each in sessions if await database.catalog.delete_session(each)]
     missing = [each for each in sessions if each not in deleted]
     for each in missing:
         output.say(output.no_session(each))
@@ -200,20 +198,17 @@ async def export(
     complete, and keeps its permissions. Sessions with a corrupt value are left out: exit code 1.
     """
     corrupt: list[Exception] = []
-    found, left_out, batch = 0, 0, list[Any]()
+    found = left_out = 0
     missing = dict.fromkeys(sessions)
-    scope = None
+    catalog = database.catalog
     if complete:
         match where:
             case {"owner_id": {"$eq": owner}} if not sessions and form == "records":
-                scope = {"owner_id": owner}
+                catalog = catalog.scoped({"owner_id": owner})
             case _:
                 usage("--complete requires --owner, without session ids and other filters")
     if sessions:
         where = {"$and": [{"$session_id": {"$in": [*sessions]}}, where or {}]}
-    catalog = database.catalog
-    if scope is not None:
-        catalog = catalog.scoped(scope)
     exported = catalog.export_sessions(where, on_corrupt=corrupt.append)
     with output.writing(file) as opened:
         total = await catalog.count_sessions(where) if sys.stderr.isatty() else None
@@ -227,12 +222,10 @@ async def export(
                 lines = [record] if form == "records" else _eval_lines(record)
                 lines = [{"session": record}] if complete else lines
                 left_out += sum(line is None for line in lines)
-                batch += filter(None, lines)
-                if len(batch) >= _BATCH:
-                    await records.add(batch)
-                    batch.clear()
-                    reach(found)
-            await records.add([*batch, *(await _personal_lines(catalog) if complete else ())])
+                await records.add(filter(None, lines))
+                reach(found)
+            if complete:
+                await records.add(await _personal_lines(catalog))
         if opened is not sys.stdout and not records.count:
             raise click.ClickException(output.no_match(where))
         await records.close()
@@ -298,11 +291,10 @@ async def import_sessions(
         output.say(f"skipped: {error}")
 
     skip = on_invalid if skip_invalid else None
-    catalog = database.catalog
     with _reading(file) as (source, total), output.progress("Importing", total) as reach:
         reading = _Reading(source, reach, skip)
         try:
-            written = await catalog.import_sessions(reading, on_conflict, on_invalid=skip)
+            written = await database.catalog.import_sessions(reading, on_conflict, on_invalid=skip)
         except ValueError as error:
             advice = "the records before it are imported"
             raise click.ClickException(f"{error}; {advice}") from None
