@@ -34,15 +34,6 @@ from .tools import TOOLS, ServedCatalog, Tool
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_ANNOTATIONS = {
-    "read": ToolAnnotations(
-        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-    ),
-    "write": ToolAnnotations(
-        read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
-    ),
-}
-
 
 def make_server(
     catalog: SessionCatalog,
@@ -89,7 +80,7 @@ def make_server(
             f"tool_prefix must be at most 40 letters, digits, _ and -, got {quoted(tool_prefix)}"
         )
     allow_write = allow_write and not catalog.read_only
-    offered = [each for each in TOOLS if allow_write or each.effect == "read"]
+    offered = [each for each in TOOLS if allow_write or not each.writes]
     return MetadataServer(ServedCatalog(catalog, tool_prefix, session, plain, create), offered)
 
 
@@ -112,7 +103,12 @@ class MetadataServer(Server[Any]):
                     description=each.description,
                     input_schema=input_schema(model),
                     output_schema=None if is_plain else output_schema(each.answer),
-                    annotations=_ANNOTATIONS[each.effect],
+                    annotations=ToolAnnotations(
+                        read_only_hint=not each.writes,
+                        destructive_hint=each.writes,
+                        idempotent_hint=True,
+                        open_world_hint=False,
+                    ),
                 )
             )
         super().__init__(

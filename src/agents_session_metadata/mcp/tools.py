@@ -6,7 +6,6 @@ import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from agents_session_metadata import (
     PendingCall,
@@ -110,7 +109,7 @@ class Tool:
 
     function: ToolFunction
     answer: type
-    effect: Literal["read", "write"]
+    writes: bool
     descriptions: dict[str, str]
 
     @property
@@ -126,10 +125,10 @@ TOOLS: list[Tool] = []
 
 
 def tool(
-    answer: type, effect: Literal["read", "write"] = "read", **descriptions: str
+    answer: type, *, writes: bool = False, **descriptions: str
 ) -> Callable[[ToolFunction], ToolFunction]:
     def decorate(function: ToolFunction) -> ToolFunction:
-        TOOLS.append(Tool(function, answer, effect, descriptions))
+        TOOLS.append(Tool(function, answer, writes, descriptions))
         return function
 
     return decorate
@@ -296,7 +295,7 @@ async def list_runs(
     return {"note": WAITING_NOTE, **page}
 
 
-@tool(SetAnswer, "write", key="The metadata key.")
+@tool(SetAnswer, writes=True, key="The metadata key.")
 async def set_metadata(
     view: ServedCatalog,
     session: str,
@@ -323,7 +322,7 @@ async def set_metadata(
     return {"session": session, "key": key, "stored": True}
 
 
-@tool(DeleteAnswer, "write", key="The metadata key to delete.")
+@tool(DeleteAnswer, writes=True, key="The metadata key to delete.")
 async def delete_metadata(
     view: ServedCatalog,
     session: str,
@@ -348,8 +347,8 @@ _PAGE_BYTES = 1 << 20
 _HINTS_CHARACTERS = 400
 """Reserved in a listed session for the sentences about what is left out."""
 
-READ_TOOLS = tuple(each.name for each in TOOLS if each.effect == "read")
-WRITE_TOOLS = tuple(each.name for each in TOOLS if each.effect == "write")
+READ_TOOLS = tuple(each.name for each in TOOLS if not each.writes)
+WRITE_TOOLS = tuple(each.name for each in TOOLS if each.writes)
 
 
 def _corrupt(errors: list[CorruptMetadataError]) -> JSONObject:
