@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import groupby
@@ -179,31 +178,26 @@ class Import:
             return
         for name in {CORE, *(name for _, session in batch for name in session.parts)}:
             await self.store.database.ensure(name)
+        await self._store(batch)
+
+    async def _store(self, batch: list[tuple[int, NewSession]], rounds: int = ROUNDS) -> None:
+        """Writes a batch, or each record alone if that fails: then none of the batch is in."""
         try:
             self.written += await self._write([session for _, session in batch])
-            return
-        except (SessionMetadataError, IntegrityError):
-            pass  # A session exists, or another writer was first. None of them is in.
-        except DBAPIError as error:
+        except (SessionMetadataError, DBAPIError) as error:
             # The outcome of a commit, which has no statement, may be unknown.
-            if len(batch) == 1 or error.statement is None:
+            is_known = not isinstance(error, DBAPIError) or error.statement is not None
+            if len(batch) > 1 and is_known:
+                for each in batch:
+                    await self._store([each])
+            elif isinstance(error, SessionMetadataError):
+                self._refuse(batch[0][0], error)
+            elif isinstance(error, IntegrityError) and is_known and rounds > 1:
+                # Others create or delete the session at the same time.
+                await self._store(batch, rounds - 1)
+            else:
                 self._tell_place(batch[0][0], error)
                 raise
-        for position, session in batch:
-            try:
-                self.written += await self._write_again(session)
-            except SessionMetadataError as error:  # noqa: PERF203  # one at a time
-                self._refuse(position, error)
-            except DBAPIError as error:
-                self._tell_place(position, error)
-                raise
-
-    async def _write_again(self, session: NewSession) -> int:
-        """Repeats the write if others create and delete the session at the same time."""
-        for _ in range(ROUNDS - 1):
-            with suppress(IntegrityError):
-                return await self._write([session])
-        return await self._write([session])
 
     async def _write(self, sessions: list[NewSession]) -> int:
         store, database = self.store, self.store.database
