@@ -109,6 +109,15 @@ async def test_a_lost_elements_table_is_created_and_then_filled(filled, shared_d
     assert "--rewrite-search-keys" in left.problem
 
 
+@pytest.mark.only_on("mysql", "mariadb")
+async def test_a_lost_table_is_created_beside_long_ids_of_items(filled):
+    engine = filled.engine
+    await filled.create_index("$text")
+    await raw.execute(engine, f"DROP TABLE {ROWS}_text")
+    await raw.execute(engine, "ALTER TABLE agent_messages MODIFY id BIGINT AUTO_INCREMENT")
+    assert await mended(engine) == []
+
+
 async def test_no_sessions_table_is_created_beside_rows(filled, shared_database):
     engine = filled.engine
     for table in ("agent_messages", ROWS):

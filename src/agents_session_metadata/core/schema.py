@@ -174,22 +174,23 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
     dialect.begin_writing(connection)
     # Again: on SQLite, another process may have created something before the transaction began.
     existing = existing_names(connection, create_tables(names), parts=True)
-    tables = _tables_beside(connection, names, existing)
+    tables = tables_beside(connection, names, existing)
     with dialect.brief_waits(connection):
         for element in missing_elements(dialect, tables, group, existing):
             connection.execute(element)
 
 
-def _tables_beside(
+def tables_beside(
     connection: Connection, names: TableNames, existing: Container[str]
 ) -> SessionTables:
-    tables = create_tables(names)
-    if names.sessions not in existing:
-        return tables
-    types = types_beside(connection, tables.sessions)
-    if names.messages in existing:
-        item_id = dialect_of(connection.dialect).item_id(connection, tables.messages)
-        types = types._replace(item_id=item_id)
+    """Returns new tables, as they are created beside those of the SDK that exist."""
+    types = CREATE_TYPES
+    if names.sessions in existing:
+        tables = create_tables(names)
+        types = types_beside(connection, tables.sessions)
+        if names.messages in existing:
+            item_id = dialect_of(connection.dialect).item_id(connection, tables.messages)
+            types = types._replace(item_id=item_id)
     return build_tables(MetaData(), names, types)
 
 
@@ -283,7 +284,7 @@ def upgrade_statements(connection: Connection, names: TableNames) -> list[str]:
     dialect, tables = dialect_of(connection.dialect), create_tables(names)
     existing = existing_names(connection, tables, parts=True)
     require_own_tables(connection, tables, existing)
-    tables = _tables_beside(connection, names, existing)
+    tables = tables_beside(connection, names, existing)
     sa_dialect = offline(connected_name(connection.dialect))
     return [
         as_text(element, sa_dialect)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -28,14 +27,10 @@ from agents_session_metadata.core.schema import (
     as_text,
     existing_names,
     table_elements,
+    tables_beside,
     time_index,
-    types_beside,
 )
-from agents_session_metadata.core.tables import (
-    SessionTables,
-    build_tables,
-    query_tables,
-)
+from agents_session_metadata.core.tables import SessionTables, build_tables, query_tables
 from agents_session_metadata.dialects import connected_name, dialect_of, offline
 from agents_session_metadata.dialects._dialect import Dialect, Existing
 from agents_session_metadata.text import quoted
@@ -77,11 +72,10 @@ class Inspection:
         sessions = self.queried.sessions
         self.schema: str | None = connection.schema_for_object(sessions)
         self.existing: Existing = existing_names(connection, self.queried, parts=True)
-        types = CREATE_TYPES
-        if sessions.name in self.existing:
-            with suppress(NoResultFound):  # Its ids are missing or no text, which is reported.
-                types = types_beside(connection, sessions)
-        self.expected: SessionTables = build_tables(MetaData(), names, types)
+        try:
+            self.expected: SessionTables = tables_beside(connection, names, self.existing)
+        except (NoResultFound, StopIteration):  # Ids are missing or no text, which is reported.
+            self.expected = build_tables(MetaData(), names, CREATE_TYPES)
         self.wanted: list[Table] = [
             table
             for group in self.expected.groups
@@ -114,7 +108,8 @@ def check_tables(inspection: Inspection) -> Iterator[Finding]:
         if table.name not in inspection.existing:
             yield _missing_table(inspection, table)
             continue
-        missing = _missing_columns(inspection, table)
+        found = inspection.existing[table.name]
+        missing = [column for column in table.c if column.name not in found]
         for column in missing:
             yield _missing_column(inspection, column)
         if not missing:
@@ -148,13 +143,6 @@ def _missing_table(inspection: Inspection, table: Table) -> Finding:
         problem += "; once it exists, agent-sessions doctor --rewrite-search-keys fills it"
     statements = table_elements(table, inspection.dialect)
     return Finding("error", "tables", problem, tuple(map(inspection.sql, statements)))
-
-
-def _missing_columns(inspection: Inspection, table: Table) -> list[Column[Any]]:
-    found = {
-        each["name"] for each in inspection.inspector.get_columns(table.name, inspection.schema)
-    }
-    return [column for column in table.c if column.name not in found]
 
 
 def _missing_column(inspection: Inspection, column: Column[Any]) -> Finding:
