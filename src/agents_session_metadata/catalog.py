@@ -35,7 +35,7 @@ from .errors import (
 from .history.items import (
     appending,
     check_item_id,
-    creating,
+    create,
     delete_item,
     get_item,
     item_texts,
@@ -73,7 +73,7 @@ from .types import (
     UsageRow,
     ValueCount,
 )
-from .values import EncodedValue, check_id_type, encode_metadata, is_text, search_key
+from .values import EncodedValue, check_id, check_id_type, encode_metadata, is_text, search_key
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -316,9 +316,10 @@ class SessionCatalog:
             ValueError: If the id is not valid for metadata.
         """
         name = str(uuid.uuid4()) if session_id is None else session_id
-        check_id_type(name)
+        check_id(name)
         encoded, texts = self._store.encode_new(metadata or {}), self._texts(items)
-        if not await self._store.database.write(creating(self._store, name, encoded, texts)):
+        work = partial(create, self._store, name, encoded, texts)
+        if not await self._store.database.write(work):
             raise SessionExistsError(name)
         return self.session(name)
 
@@ -366,7 +367,7 @@ class SessionCatalog:
             # If the id is taken and the session does not match, it had the values once: every
             # caller goes on to the next id.
             name = _derived_id(identity, attempt)
-            if await store.database.write(creating(store, name, encoded, ())):
+            if await store.database.write(partial(create, store, name, encoded, ())):
                 return self.session(name), True
         raise SessionExistsError(name)
 

@@ -34,7 +34,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage
-from agents_session_metadata.values import EncodedValue, check_id, check_id_type, is_text
+from agents_session_metadata.values import EncodedValue, check_id_type, is_text
 
 from .rewind import lock_to_change
 
@@ -256,9 +256,10 @@ def appending(
                 raise ItemExistsError(session_id, found.item["id"])
         if not texts:
             return []
-        items = _insert(store, connection, session_id, texts)
+        last = newest_id(store.database, connection, session_id)
+        store.insert_items(connection, session_id, texts)
         store.rows.touch(connection, session_id)
-        return items
+        return read_history(store.database, connection, session_id, last)
 
     for index, each in enumerate(new_ids):
         if each in new_ids[:index]:
@@ -266,28 +267,15 @@ def appending(
     return append
 
 
-def creating(
+def create(
     store: ScopedStore,
     session_id: str,
     encoded: Mapping[str, EncodedValue],
     texts: Sequence[str],
-) -> Callable[[Connection], bool]:
-    """Returns work that creates a session with items and returns whether the id was free."""
-    check_id(session_id)
-
-    def create(connection: Connection) -> bool:
-        if not store.create_locked(connection, session_id, encoded):
-            return False
-        store.insert_items(connection, session_id, texts)
-        return True
-
-    return create
-
-
-def _insert(
-    store: ScopedStore, connection: Connection, session_id: str, texts: Sequence[str]
-) -> list[ItemInfo]:
-    """The session must be locked."""
-    last = newest_id(store.database, connection, session_id)
+    connection: Connection,
+) -> bool:
+    """Creates a session with items. Returns whether the id was free."""
+    if not store.create_locked(connection, session_id, encoded):
+        return False
     store.insert_items(connection, session_id, texts)
-    return read_history(store.database, connection, session_id, last)
+    return True

@@ -6,8 +6,9 @@ Rows that are not JSON are removed together with the items around them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -89,28 +90,24 @@ def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) 
     prepare_change(store.database, connection, session_id)
 
 
-def rewinding(
-    store: ScopedStore, session_id: str, cut: Cut
-) -> Callable[[Connection], list[ItemInfo]]:
-    """Returns work that removes the end of a history, and returns it, oldest first."""
-
-    def rewind(connection: Connection) -> list[ItemInfo]:
-        lock_to_change(store, connection, session_id)
-        history = read_history(store.database, connection, session_id)
-        removed = history[cut.position(session_id, history) :]
-        if not removed:
-            return []
-        ids = [each.item_id for each in removed]
-        delete_messages(store.database, connection, session_id, ids)
-        store.rows.touch(connection, session_id)
-        return [each for each in removed if each.item is not UNREADABLE]
-
-    return rewind
+def remove_end(
+    store: ScopedStore, session_id: str, cut: Cut, connection: Connection
+) -> list[ItemInfo]:
+    """Returns what was removed, oldest first."""
+    lock_to_change(store, connection, session_id)
+    history = read_history(store.database, connection, session_id)
+    removed = history[cut.position(session_id, history) :]
+    if not removed:
+        return []
+    ids = [each.item_id for each in removed]
+    delete_messages(store.database, connection, session_id, ids)
+    store.rows.touch(connection, session_id)
+    return [each for each in removed if each.item is not UNREADABLE]
 
 
 async def rewind(store: ScopedStore, session_id: str, cut: Cut) -> list[ItemInfo]:
     check_id_type(session_id)
-    work = rewinding(store, session_id, cut)
+    work = partial(remove_end, store, session_id, cut)
     return await store.database.write(work, prepare=store.is_restricted)
 
 

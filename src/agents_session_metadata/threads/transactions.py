@@ -20,7 +20,7 @@ from agents_session_metadata.core.features import hold
 from agents_session_metadata.core.messages import read_history
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.history.pairs import is_user_message
-from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
+from agents_session_metadata.history.rewind import Cut, check_not_encrypted, remove_end
 from agents_session_metadata.query.conditions import IdIn, check_age, moment_before
 from agents_session_metadata.query.details import NO_METADATA
 from agents_session_metadata.query.filters import Where
@@ -195,7 +195,7 @@ async def delete_item(
         if newest is not None and newest.position == asked.position:
             first = _message_of(asked, read_history(store.database, connection, session_id))
             if first is not None:
-                rewinding(store, session_id, Cut(before=first))(connection)
+                remove_end(store, session_id, Cut(before=first), connection)
         return ended
 
     return await _write(store, run)
