@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import BigInteger, Connection, literal, or_
 
@@ -68,7 +68,7 @@ async def list_items(
 ) -> ItemPage:
     """The page begins after `cursor` or `after`, or has `around` in its middle."""
     check_id_type(session_id)
-    pages = _Pages(store, session_id, newest_first=newest_first)
+    pages = _Pages(store, session_id, newest_first)
     begin, back = (None, False) if cursor is None else pages.decode(cursor)
 
     def read(connection: Connection) -> ItemPage:
@@ -91,13 +91,12 @@ async def list_items(
     return page or ItemPage([], None)
 
 
-class _Pages:
+class _Pages(NamedTuple):
     """Pages of a history in one order."""
 
-    def __init__(self, store: ScopedStore, session_id: str, *, newest_first: bool) -> None:
-        self._store = store
-        self._session_id = session_id
-        self._newest_first = newest_first
+    store: ScopedStore
+    session_id: str
+    newest_first: bool
 
     def read(
         self,
@@ -113,12 +112,12 @@ class _Pages:
         # One readable item more than asked for tells whether there is a next page.
         while asked := limit + 1 - len(found):
             rows = read_page(
-                self._store,
+                self.store,
                 connection,
-                self._session_id,
+                self.session_id,
                 after=last,
                 limit=asked,
-                newest_first=self._newest_first ^ back,
+                newest_first=self.newest_first ^ back,
                 most_bytes=max_bytes,
             )
             sent = [each for each in rows if each[0].item is not UNREAD]
@@ -140,14 +139,14 @@ class _Pages:
 
     def before(self, position: ItemPosition) -> ItemPosition:
         """Returns the position just before another one, in the order of the pages."""
-        return position._replace(item_id=position.item_id + (1 if self._newest_first else -1))
+        return position._replace(item_id=position.item_id + (1 if self.newest_first else -1))
 
     def after(self, position: ItemPosition) -> ItemPosition:
-        return position._replace(item_id=position.item_id + (-1 if self._newest_first else 1))
+        return position._replace(item_id=position.item_id + (-1 if self.newest_first else 1))
 
     def decode(self, cursor: str) -> tuple[ItemPosition, bool]:
         """Returns a position, and whether the page ends there."""
-        time = self._store.database.dialect.stored_time
+        time = self.store.database.dialect.stored_time
         try:
             return ItemPosition(*unseal(cursor, self._question(), time, int)), False
         except InvalidCursorError:
@@ -157,8 +156,8 @@ class _Pages:
         return seal(position, self._question(back=back))
 
     def _question(self, *, back: bool = False) -> list[Any]:
-        condition = self._store.scope.condition.encoded()
-        question = ["items", self._session_id, self._newest_first, condition]
+        condition = self.store.scope.condition.encoded()
+        question = ["items", self.session_id, self.newest_first, condition]
         return [*question, "back"] if back else question
 
 
