@@ -199,7 +199,7 @@ async def export(
     """
     corrupt: list[Exception] = []
     found = left_out = 0
-    missing = dict.fromkeys(sessions)
+    missing = {*sessions}
     catalog = database.catalog
     if complete:
         match where:
@@ -218,7 +218,7 @@ async def export(
         with output.progress("Exporting", total, output=opened) as reach:
             async for record in exported:
                 found += 1
-                missing.pop(record["session_id"], None)
+                missing.discard(record["session_id"])
                 lines = [record] if form == "records" else _eval_lines(record)
                 lines = [{"session": record}] if complete else lines
                 left_out += sum(line is None for line in lines)
@@ -235,7 +235,7 @@ async def export(
     output.say(f"exported {turns}{counted(found, 'session')}")
     if left_out:
         output.say(f"left out {counted(left_out, 'turn')} without a final text")
-    left = missing.keys() - {getattr(error, "session_id", None) for error in corrupt}
+    left = missing - {getattr(error, "session_id", None) for error in corrupt}
     for each in sorted(left):
         output.say(output.no_session(each))
     output.report(corrupt)

@@ -61,10 +61,10 @@ async def list_items(
     *,
     limit: int,
     newest_first: bool,
-    cursor: str | None = None,
-    after: int | str | None = None,
-    around: int | str | None = None,
-    max_bytes: int | None = None,
+    cursor: str | None,
+    after: int | str | None,
+    around: int | str | None,
+    max_bytes: int | None,
 ) -> ItemPage:
     """The page begins after `cursor` or `after`, or has `around` in its middle."""
     check_id_type(session_id)

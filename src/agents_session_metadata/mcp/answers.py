@@ -187,7 +187,7 @@ def size(value: Any) -> int:
     return len(json.dumps(to_text(value), ensure_ascii=False))
 
 
-def room(answer: JSONObject | None = None) -> int:
+def room(answer: JSONObject) -> int:
     """Returns the characters that are left in an answer, apart from hints."""
     return ANSWER_CHARACTERS - _HINT_CHARACTERS - size(answer)
 
