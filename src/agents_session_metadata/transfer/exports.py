@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -32,7 +33,7 @@ from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import WALK, SessionPosition
 from agents_session_metadata.query.pages import FoundSession, Reader
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.values import EncodedValue, check_id, is_text
+from agents_session_metadata.values import EncodedValue, check_id, finite, is_text
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does if a session exists: raise, skip the record, or replace the session."""
@@ -48,15 +49,13 @@ _BATCH_SIZE = 2**21
 def read_records(
     store: ScopedStore, condition: Condition, after: SessionPosition | None, connection: Connection
 ) -> tuple[list[FoundSession], list[dict[str, Any]]]:
-    from .records import FORMAT  # pydantic takes long to import
-
     database = store.database
     found = Reader(database, connection).page(condition, WALK, limit=EXPORTED, after=after)
     ids = [each.info.session_id for each in found]
     histories = _read_histories(database, connection, ids)
     records: list[dict[str, Any]] = [
         {
-            "format": FORMAT,
+            "format": 1,
             "session_id": each.info.session_id,
             "created_at": each.info.created_at.isoformat(),
             "updated_at": each.info.updated_at.isoformat(),
@@ -81,8 +80,6 @@ def _without_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _read_histories(
     database: Database, connection: Connection, ids: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    from .records import dump_item
-
     # The sessions' own ids: on MySQL, a message can have its id in another case.
     sessions, messages = database.tables.sessions, database.tables.messages
     own_id, moment = sessions.c.session_id, database.dialect.moment
@@ -94,9 +91,18 @@ def _read_histories(
     )
     found: Any = connection.execute(statement).all()
     return {
-        session_id: [dump_item(at, text) for _, at, text in rows]
+        session_id: [_dump_item(at, text) for _, at, text in rows]
         for session_id, rows in groupby(found, itemgetter(0))
     }
+
+
+def _dump_item(created_at: datetime, text: str) -> dict[str, Any]:
+    # The SDK skips rows that are not JSON; a copy of the database keeps them.
+    try:
+        item = {"item": json.loads(text, parse_constant=finite, parse_float=finite)}
+    except ValueError:
+        item = {"text": text}
+    return {"created_at": created_at.astimezone(timezone.utc).isoformat(), **item}
 
 
 # ---- importing ----
@@ -241,7 +247,7 @@ class Import:
         return await database.write(write)
 
     def _parse(self, record: object) -> NewSession:
-        from .records import parse_record
+        from .records import parse_record  # pydantic takes long to import
 
         parsed, parts = parse_record(record)
         metadata = self.store.encode_new(_without_run(parsed.metadata))

@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -41,9 +40,6 @@ from pydantic import (
 from agents_session_metadata.core.features import features
 from agents_session_metadata.errors import invalid_record
 from agents_session_metadata.text import quoted
-from agents_session_metadata.values import finite
-
-FORMAT = 1
 
 _MISSING: Any = object()
 
@@ -124,12 +120,3 @@ def validated(kind: Any, value: object, path: str = "$") -> Any:
             name = type(given).__name__
             problem += f", got {quoted(given) if isinstance(given, int) else name}"
         raise invalid_record(path + "".join(steps), problem) from None
-
-
-def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
-    # The SDK skips rows that are not JSON; a copy of the database keeps them.
-    try:
-        item = {"item": json.loads(text, parse_constant=finite, parse_float=finite)}
-    except ValueError:
-        item = {"text": text}
-    return {"created_at": created_at.astimezone(timezone.utc).isoformat(), **item}
