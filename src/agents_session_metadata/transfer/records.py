@@ -41,8 +41,6 @@ from agents_session_metadata.core.features import features
 from agents_session_metadata.errors import invalid_record
 from agents_session_metadata.text import quoted
 
-_MISSING: Any = object()
-
 
 def _iso_time(value: object) -> object:
     # Pydantic also takes numbers, and text that spells one, as seconds since 1970.
@@ -58,11 +56,11 @@ class Item(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     created_at: Time
-    item: Any = _MISSING
+    item: Any = None
     text: str | None = None
 
     def stored_text(self, path: str, *, ensure_ascii: bool) -> str:
-        if (self.item is _MISSING) == (self.text is None):
+        if ("item" in self.model_fields_set) == (self.text is not None):
             raise invalid_record(path, "must have either `item` or `text`")
         if self.text is not None:
             return self.text
