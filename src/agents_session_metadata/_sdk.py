@@ -483,9 +483,6 @@ class Recorder(ModelProvider):
     def get_model(self, model_name: str | None) -> Model:
         return self.provider.get_model(model_name)
 
-    async def aclose(self) -> None:
-        await self.provider.aclose()
-
     def around(self, model: Model, agent: Agent[Any], config: RunConfig) -> Any:
         """Returns the model that the runner calls in place of `model`."""
         raise NotImplementedError

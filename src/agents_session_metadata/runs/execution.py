@@ -186,7 +186,7 @@ class RecordedHooks(RunHooks[Any]):
     def _hear(
         self, event: str, call: Any, context: Any, *args: Any, **named: Any
     ) -> Awaitable[Any]:
-        record, call_id = self._record, _call_id(context)
+        record, call_id = self._record, getattr(context, "tool_call_id", None)
         record.counts(context.usage)
         if event == "on_tool_start" and call_id is not None:
             record.open_calls.add(call_id)
@@ -219,11 +219,6 @@ class RecordedHooks(RunHooks[Any]):
         if event in ("on_tool_start", "on_tool_end"):
             return self._record.is_given_back(call_id)
         return self._record.was_replayed if event == "on_llm_end" else self._record.will_replay
-
-
-def _call_id(context: Any) -> str | None:
-    found = getattr(context, "tool_call_id", None)
-    return found if isinstance(found, str) else None
 
 
 # ---- the session ----
