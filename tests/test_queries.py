@@ -21,8 +21,7 @@ from agents_session_metadata.query.details import Details
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering, seal, unseal
-from agents_session_metadata.query.pages import Reader
-from agents_session_metadata.query.queries import BoundStatement, Queries
+from agents_session_metadata.query.pages import BoundStatement, Queries, Reader
 from agents_session_metadata.query.statements import Builder
 
 PARTS: st.SearchStrategy[dict[str, Any]] = st.recursive(

@@ -25,8 +25,7 @@ from .keys import OWNER_ID
 from .query.conditions import equality
 from .query.filters import Where, parse_filter, parse_values
 from .query.logic import All, Condition, OfExisting
-from .query.pages import check_limit, read_sessions
-from .query.queries import Queries, queries_of
+from .query.pages import Queries, check_limit, queries_of, read_sessions
 from .text import quoted
 from .types import JSONValue, MetadataLimits
 from .values import EncodedValue, encode_metadata, json_text, plain, search_key

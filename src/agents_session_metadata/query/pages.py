@@ -1,17 +1,20 @@
-"""Runs statements that read sessions, and converts their rows."""
+"""Builds the statements that read sessions once per shape, runs them, and converts their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Result
+from sqlalchemy import BindParameter, ColumnElement, Connection, Result, Table
 
 from agents_session_metadata.core.database import Database
+from agents_session_metadata.core.tables import SessionTables
+from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata, SessionInfo, ValueCount
@@ -19,9 +22,8 @@ from agents_session_metadata.values import SearchKey, decode_scalar, decode_valu
 
 from .conditions import Exists, IdIn
 from .details import METADATA, NO_METADATA, Details, preview_of
-from .logic import All, Condition, Parameters
+from .logic import All, Condition, Context, Parameters
 from .ordering import NEWEST_FIRST, OLDEST_FIRST, WALK, Ordering, SessionPosition
-from .queries import Queries, queries_of
 from .statements import MISSING, Builder
 from .walks import Bounds, Chooser, WalkBuilder
 
@@ -40,6 +42,76 @@ OnCorrupt: TypeAlias = Callable[[CorruptMetadataError], object]
 def check_limit(limit: int, most: int = 2**31 - 1, name: str = "limit") -> None:
     if type(limit) is not int or not 1 <= limit <= most:
         raise ValueError(f"{name} must be between 1 and {most}, got {quoted(limit)}")
+
+
+class BoundStatement(NamedTuple):
+    statement: Statement
+    parameters: Parameters
+
+
+class Queries:
+    """Use `queries_of`, which makes one per set of tables and dialect."""
+
+    _CACHED = 1000
+
+    def __init__(self, dialect: Dialect, tables: SessionTables) -> None:
+        self.dialect = dialect
+        self.tables = tables
+        self._context = Context(dialect, tables)
+        self._statements: dict[Any, Statement] = {}
+        self._lock = threading.Lock()
+
+    def ids(self, condition: Condition, *, after: str | None, limit: int) -> BoundStatement:
+        parameters = {"limit": limit, **({} if after is None else {"after_id": after})}
+        return self.query(Builder.ids, condition, parameters, walk=after is not None)
+
+    def where(
+        self, statement: Statement, condition: Condition, session_id: ColumnElement[str]
+    ) -> BoundStatement:
+        """Restricts a statement to the session with this id, if the condition holds for it."""
+        builder = Builder(self._context, condition)
+        shape = ("where", session_id), condition.shape()
+        truth = self._statements.get(shape)
+        if truth is None:
+            truth = builder.truth(session_id)
+            # An alias is another one in each call.
+            table = getattr(session_id, "table", None)
+            if isinstance(table, Table) or isinstance(session_id, BindParameter):
+                self._keep(shape, truth)
+        return BoundStatement(statement.where(truth), builder.parameters())
+
+    def query(
+        self,
+        build: Callable[..., Statement],
+        condition: Condition,
+        parameters: Parameters,
+        make: type[Builder] = Builder,
+        **shape: Hashable,
+    ) -> BoundStatement:
+        """Builds a statement by a method of a builder, or takes it from the cache.
+
+        `shape` must contain everything besides the shape of the condition that changes its text.
+        """
+        kind = build, *shape.values(), condition.shape()
+        builder = make(self._context, condition)
+        statement = self._statements.get(kind)
+        if statement is None:
+            statement = build(builder, **shape)
+            self._keep(kind, statement)
+        return BoundStatement(statement, {**builder.parameters(), **parameters})
+
+    def _keep(self, shape: Any, built: Any) -> None:
+        with self._lock:
+            if len(self._statements) >= self._CACHED:
+                del self._statements[next(iter(self._statements))]
+            self._statements[shape] = built
+
+
+_cached = lru_cache(maxsize=256)(Queries)
+
+
+def queries_of(database: Database) -> Queries:
+    return _cached(database.dialect, database.tables)
 
 
 class FoundSession(NamedTuple):

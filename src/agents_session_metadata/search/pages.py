@@ -23,7 +23,7 @@ from agents_session_metadata.core.database import Database
 from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import seal, unseal
-from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.query.pages import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import SearchHit, SearchPage
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, select
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import TableMaker
 from agents_session_metadata.core.features import Erased, Feature
-from agents_session_metadata.query.queries import queries_of
+from agents_session_metadata.query.pages import queries_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Feedback
 from agents_session_metadata.values import id_problem

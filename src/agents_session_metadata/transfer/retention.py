@@ -17,8 +17,7 @@ from agents_session_metadata.core.rows import delete_sessions, lock_sessions
 from agents_session_metadata.query.conditions import IdIn, TimeBound, check_age, moment_before
 from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import SessionPosition
-from agents_session_metadata.query.pages import Reader, read_sessions
-from agents_session_metadata.query.queries import queries_of
+from agents_session_metadata.query.pages import Reader, queries_of, read_sessions
 from agents_session_metadata.scope import ScopedStore
 
 
