@@ -135,7 +135,7 @@ class Rows:
             return Claim(False, found.stored)
         if not create:
             return None
-        if self._create(connection, session_id, found.has_leftovers):
+        if self.create(connection, session_id, found.has_leftovers):
             return Claim(True, {})
         # Another process has just created it.
         return Claim(False, read(connection, session_id).stored or {})
@@ -143,20 +143,9 @@ class Rows:
     # ---- writing to a session that is locked ----
 
     def create(
-        self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
-    ) -> bool:
-        """Creates a session with its metadata at the beginning of a transaction.
-
-        Returns whether the id was free. If not, the session is locked.
-        """
-        created = self._create(connection, session_id)
-        if created:
-            self.write_new(connection, session_id, encoded)
-        return created
-
-    def _create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
     ) -> bool:
+        """Returns whether the id was free. If not, the session is locked."""
         leftovers = self._locks.create(connection, session_id, has_leftovers)
         if leftovers:
             self._delete_leftovers(connection, session_id)

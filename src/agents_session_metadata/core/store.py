@@ -203,8 +203,9 @@ class SessionStore:
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> bool:
         """Creates a session at the beginning of a transaction. Returns whether the id was free."""
-        if not self.rows.create(connection, session_id, encoded):
+        if not self.rows.create(connection, session_id):
             return False
+        self.rows.write_new(connection, session_id, encoded)
         if self.admits_new(connection, session_id):
             return True
         connection.rollback()

@@ -234,11 +234,6 @@ class Dialect:
     def discard_plans(self, connection: Connection) -> None:
         """Makes the connection plan its statements anew, for tables that have grown since."""
 
-    def schema_of(self, connection: Connection, table: Table) -> str:
-        """Returns a quoted schema and a dot, or an empty string without a schema."""
-        schema = connection.schema_for_object(table)
-        return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
-
     def ask(self, connection: Connection, table: Table, query: str, **more: object) -> Any:
         """Runs a query of the system catalog about one table.
 
@@ -248,7 +243,7 @@ class Dialect:
         full = qualified_text(connection, table)
         schema = connection.schema_for_object(table)
         own = {"name": table.name, "schema": schema, "table": full, **more}
-        names = {"schema": self.schema_of(connection, table), "table": full.replace(":", r"\:")}
+        names = {"schema": schema_of(connection, table), "table": full.replace(":", r"\:")}
         return connection.execute(text(query.format(**names, place=self.place)), own)
 
     def drop_trigger(self, schema: str, name: str) -> str:
@@ -343,12 +338,16 @@ def replacements(table: Table, new: Any, replaced: Sequence[str]) -> dict[str, A
     return values
 
 
+def schema_of(connection: Connection, table: Table) -> str:
+    """Returns a quoted schema and a dot, or an empty string without a schema."""
+    schema = connection.schema_for_object(table)
+    return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
+
+
 def qualified(connection: Connection, table: Table) -> str:
     """Includes the translated schema if there is one."""
-    preparer = connection.dialect.identifier_preparer
-    schema = connection.schema_for_object(table)
-    name = preparer.quote(table.name)
-    return f"{preparer.quote(schema)}.{name}" if schema else name
+    name = connection.dialect.identifier_preparer.quote(table.name)
+    return schema_of(connection, table) + name
 
 
 def qualified_text(connection: Connection, table: Table) -> str:

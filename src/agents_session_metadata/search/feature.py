@@ -45,7 +45,7 @@ from agents_session_metadata.core.definitions import (
 )
 from agents_session_metadata.core.features import Erased, Feature, Index
 from agents_session_metadata.core.schema import SDKIndex
-from agents_session_metadata.dialects._dialect import literal_number
+from agents_session_metadata.dialects._dialect import literal_number, schema_of
 from agents_session_metadata.dialects.sqltypes import Words
 from agents_session_metadata.errors import TablesMissingError, UnsupportedDialectError
 from agents_session_metadata.text import quoted
@@ -288,7 +288,7 @@ class TextIndex(Index):
         return bool(some)
 
     def _run(self, connection: Connection, statements: Iterable[str]) -> None:
-        schema = self._dialect.schema_of(connection, self._rows)
+        schema = schema_of(connection, self._rows)
         plain = {"rows": self._rows.name, "gin": derived_name(self._rows.name, "_gin")}
         plain |= {end: f"{self._rows.name}_{end}" for end in ("fts", "inserted", "deleted")}
         quote = connection.dialect.identifier_preparer.quote_identifier
