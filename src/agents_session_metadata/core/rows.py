@@ -119,7 +119,9 @@ class Rows:
 
         Works without our tables, and keeps rows of an earlier session in them.
         """
-        is_new = self._locks.or_create(connection, session_id)
+        locks = self._locks
+        # Most sessions that are written to exist.
+        is_new = not locks.existing(connection, session_id) and locks.insert(connection, session_id)
         if is_new:
             note(connection, "created", session_id)
         return is_new

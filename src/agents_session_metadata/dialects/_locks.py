@@ -70,12 +70,8 @@ class Locks:
         """
         return False
 
-    def or_create(self, connection: Connection, session_id: str) -> bool:
+    def insert(self, connection: Connection, session_id: str) -> bool:
         """Returns whether a row was created. Uses only the sessions table."""
-        # Most sessions that are written to exist.
-        return not self.existing(connection, session_id) and self._is_new(connection, session_id)
-
-    def _is_new(self, connection: Connection, session_id: str) -> bool:
         return connection.scalar(self._insert_alone, {"session": session_id}) is not None
 
     def create(

@@ -79,13 +79,13 @@ class MySQLLocks(Locks):
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
     ) -> bool | None:
-        if not self._is_new(connection, session_id):
+        if not self.insert(connection, session_id):
             return None
         if has_leftovers is None:
             return bool(connection.scalar(self.read_leftovers, {"session": session_id}))
         return has_leftovers
 
-    def _is_new(self, connection: Connection, session_id: str) -> bool:
+    def insert(self, connection: Connection, session_id: str) -> bool:
         is_first = not connection.in_transaction()
         for attempt in range(ROUNDS):
             try:

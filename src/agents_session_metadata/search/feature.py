@@ -72,32 +72,6 @@ NO_INDEX = (
 )
 
 
-def define(make: TableMaker) -> None:
-    rows_name, state_name = make.names
-    messages = make.core[1]
-    # The native index of SQLite, which only `create_index` creates.
-    native = Table(f"{rows_name}_fts", MetaData(), schema=messages.schema)
-    item = ForeignKey(messages.c.id, ondelete="CASCADE", name=derived_name(rows_name, "_item_fk"))
-    rows = make.table(
-        rows_name,
-        Column("id", make.types.item_id, item, primary_key=True, autoincrement=False),
-        Column("words", Words(), nullable=False),
-    )
-    make.table(
-        state_name,
-        Column("id", Integer, primary_key=True, autoincrement=False),
-        # 1 if the database's own index exists, -1 until the first fill has ended.
-        Column("native", Integer, nullable=False),
-        # All items up to this one have rows.
-        Column("filled", BigInteger, nullable=False),
-        # All items up to this one will, as soon as the transactions of `mark` have ended.
-        Column("pending", BigInteger, nullable=False),
-        Column("mark", BigInteger, nullable=False),
-    )
-    make.triggers.append(CreateTrigger(messages, rows, ("id",)))
-    make.virtual.append(native)
-
-
 def look(database: Database, connection: Connection) -> bool:
     """Returns whether the index exists."""
     state = database.tables.group(TEXT)["_text_state"]
@@ -345,7 +319,31 @@ class SearchFeature(Feature):
     suffixes: ClassVar[tuple[str, ...]] = ("_text", "_text_state")
 
     def define(self, make: TableMaker) -> None:
-        define(make)
+        rows_name, state_name = make.names
+        messages = make.core[1]
+        # The native index of SQLite, which only `create_index` creates.
+        native = Table(f"{rows_name}_fts", MetaData(), schema=messages.schema)
+        item = ForeignKey(
+            messages.c.id, ondelete="CASCADE", name=derived_name(rows_name, "_item_fk")
+        )
+        rows = make.table(
+            rows_name,
+            Column("id", make.types.item_id, item, primary_key=True, autoincrement=False),
+            Column("words", Words(), nullable=False),
+        )
+        make.table(
+            state_name,
+            Column("id", Integer, primary_key=True, autoincrement=False),
+            # 1 if the database's own index exists, -1 until the first fill has ended.
+            Column("native", Integer, nullable=False),
+            # All items up to this one have rows.
+            Column("filled", BigInteger, nullable=False),
+            # All items up to this one will, as soon as the transactions of `mark` have ended.
+            Column("pending", BigInteger, nullable=False),
+            Column("mark", BigInteger, nullable=False),
+        )
+        make.triggers.append(CreateTrigger(messages, rows, ("id",)))
+        make.virtual.append(native)
 
     def index(self, database: Database) -> TextIndex:
         return TextIndex(database)
