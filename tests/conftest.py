@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import os
 import signal
@@ -42,8 +43,17 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(2, os.cpu_count() or 1)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """All workers collect the same at once: what one has compiled, the others read."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open("rb") as module:
+        fcntl.flock(module, fcntl.LOCK_EX)
+        return (yield)
+
+
 def pytest_collection_finish() -> None:
-    gc.collect()
     gc.freeze()
     gc.enable()
 
