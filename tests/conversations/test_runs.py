@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import httpx2
@@ -302,6 +302,21 @@ async def test_streams_of_runs_are_limited_and_end_with_their_clients(server) ->
         assert [await anext(lines) for _ in range(5)][2:] == [":", "", ":"]
         code, answer = await server.send("GET", f"{CHAT}/run/events?forever=true")
         assert (code, answer["error"]["code"]) == (503, "streams")
+    await until(lambda: not server.streams._open)
+
+
+@pytest.mark.logic
+@pytest.mark.parametrize("server", [{"max_streams_per_scope": 2}], indirect=True)
+async def test_clients_that_come_back_together_open_no_more_streams(runs, server) -> None:
+    agent = speaking(["one two"])
+    agent.model.gates["two"] = asyncio.Event()
+    await runs.with_catalog(runs.catalog.scoped({"owner_id": "u1"})).start("chat", agent, "Count")
+    url, headers = f"{server.address}/v1{CHAT}/run/events", {"x-user": "u1"}
+    async with AsyncExitStack() as stack:
+        streams = (server.http.stream("GET", url, headers=headers) for _ in range(5))
+        opened = await asyncio.gather(*map(stack.enter_async_context, streams))
+        assert sorted(each.status_code for each in opened) == [200, 200, 503, 503, 503]
+        agent.model.gates["two"].set()
     await until(lambda: not server.streams._open)
 
 

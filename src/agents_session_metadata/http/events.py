@@ -87,7 +87,7 @@ class Streams:
         on_corrupt: Any,
     ) -> Response:
         """Returns a stream of changes, from a poll that it shares with others."""
-        scope = self.scope_of(catalog)
+        scope = self._scope_of(catalog)
         place = scope, json.dumps(where, sort_keys=True), catalog.engine, asyncio.get_running_loop()
         queue: asyncio.Queue[Any] = asyncio.Queue(_QUEUED)
 
@@ -112,8 +112,11 @@ class Streams:
 
         return EventStream(self, scope, queue, followed(), shown)
 
-    def follow_run(self, scope: str, events: AsyncGenerator[JSONObject, None]) -> Response:
+    def follow_run(
+        self, catalog: SessionCatalog, events: AsyncGenerator[JSONObject, None]
+    ) -> Response:
         """Returns a stream of the events of one run."""
+        scope = self._scope_of(catalog)
         queue: asyncio.Queue[Any] = asyncio.Queue(_AHEAD)
 
         async def fill() -> None:
@@ -136,8 +139,11 @@ class Streams:
 
         return EventStream(self, scope, queue, followed(), lambda event: (event["type"], event))
 
-    def scope_of(self, catalog: SessionCatalog) -> str:
-        """Returns the scope of another stream. Raises 503 if too many are open."""
+    def _scope_of(self, catalog: SessionCatalog) -> str:
+        """Returns the scope of another stream. Raises 503 if too many are open.
+
+        A stream counts once it is returned, so nothing may be awaited between the two.
+        """
         scope = json.dumps(catalog.scope, sort_keys=True)
         is_full = bool(catalog.scope) and self._open_in[scope] >= self._most_per_scope
         if is_full or self._open >= self._most:

@@ -49,17 +49,18 @@ async def run_events(call: Call) -> Response:
             message = f"Item with id {quoted(query.after)} not found."
             raise APIError(404, message, param="after")
         after = info.item_id
-    scope = call.app.streams.scope_of(call.catalog)
-    events = call.runs.follow(call.session_id, after=after, forever=query.forever)
-    first = None
-    if not query.forever:
-        # The response begins with an event: without a run, it is 404.
-        first = await anext(events, None)
-        if first is None:
-            raise not_found("Run of the conversation", call.session_id)
-    elif await call.catalog.get_session(call.session_id, keys=[]) is None:
+    if query.forever and await call.catalog.get_session(call.session_id, keys=[]) is None:
         raise SessionNotFoundError(call.session_id)
-    return call.app.streams.follow_run(scope, _public_events(call, first, events))
+    events = call.runs.follow(call.session_id, after=after, forever=query.forever)
+    try:
+        # The response begins with an event: without a run, it is 404.
+        first = None if query.forever else await anext(events, None)
+        if first is None and not query.forever:
+            raise not_found("Run of the conversation", call.session_id)
+        return call.app.streams.follow_run(call.catalog, _public_events(call, first, events))
+    except APIError:
+        await events.aclose()
+        raise
 
 
 async def cancel_run(call: Call) -> JSONObject:

@@ -159,10 +159,8 @@ async def events(call: PageCall) -> Response:
     session_id = call.session_id()
     if await call.catalog.get_session(session_id, keys=[]) is None:
         raise SessionNotFoundError(session_id)
-    streams = call.app.streams
-    scope = streams.scope_of(call.catalog)
     followed = SessionRuns(call.catalog).follow(session_id, forever=True)
-    return streams.follow_run(scope, _shown(followed))
+    return call.app.streams.follow_run(call.catalog, _shown(followed))
 
 
 async def _shown(followed: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
