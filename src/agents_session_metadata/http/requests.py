@@ -44,6 +44,7 @@ LONGEST_PAGE = 100
 LONGEST_SEARCH = 2_000
 """Characters of a search query."""
 REPEATED = "item_already_in_conversation"
+_LONGEST_FILTER = 32_768
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -253,6 +254,8 @@ def read_query(request: Request, model: type[M]) -> M:
             given.setdefault(base, []).append(value)
         elif name in given:
             raise invalid(f"`{name}` is given twice.", name)
+        elif name == "where" and len(value) > _LONGEST_FILTER:
+            raise invalid(f"`where` has more than {_LONGEST_FILTER} characters.", name)
         else:
             given[name] = value
     return _validated(model, given)
