@@ -41,7 +41,7 @@ PARTS: st.SearchStrategy[dict[str, Any]] = st.recursive(
 
 
 def queries() -> Queries:
-    return Queries(SQLite(), query_tables(table_names()))
+    return Queries(SQLite(), query_tables(table_names()), native_ids=True)
 
 
 def count(asked: Queries, condition: Condition) -> BoundStatement:
@@ -49,7 +49,9 @@ def count(asked: Queries, condition: Condition) -> BoundStatement:
 
 
 def test_values_and_limits_do_not_change_a_statement():
-    database: Any = SimpleNamespace(dialect=SQLite(), tables=query_tables(table_names()), notes={})
+    database: Any = SimpleNamespace(
+        dialect=SQLite(), tables=query_tables(table_names()), native_ids=True, notes={}
+    )
 
     def pages(value: str, key: str, limit: int) -> list[object]:
         connection = MagicMock()

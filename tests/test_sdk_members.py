@@ -19,7 +19,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from agents_session_metadata import SQLAlchemyMetadataSession, session
 from agents_session_metadata import _sdk as sdk
 from agents_session_metadata.core.features import table_names
-from agents_session_metadata.scope import own_store
 
 TREE = ast.parse(
     "\n".join(Path(each.__file__).read_text(encoding="utf-8") for each in (session, sdk)).replace(
@@ -154,14 +153,11 @@ from agents_session_metadata import SQLAlchemyMetadataSession
 
 
 async def test_an_engine_of_our_own_is_configured_as_one_of_the_sdks(tmp_path) -> None:
+    ours = create_engine(f"sqlite+aiosqlite:///{tmp_path}/ours.db?timeout=0")
+    the_sdks = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/the_sdks.db?timeout=0")
+    SQLAlchemySession("chat", engine=the_sdks)
     configured = []
-    for configure in (
-        lambda engine: own_store(engine, table_names(), create_tables=True),
-        lambda engine: SQLAlchemySession("chat", engine=engine),
-    ):
-        path = tmp_path / f"{len(configured)}.db"
-        engine = create_async_engine(f"sqlite+aiosqlite:///{path}?timeout=0")
-        configure(engine)
+    for engine in (ours, the_sdks):
         async with engine.connect() as connection:
             pragmas = [
                 f"PRAGMA {name}" for name in ("busy_timeout", "journal_mode", "foreign_keys")
@@ -169,8 +165,7 @@ async def test_an_engine_of_our_own_is_configured_as_one_of_the_sdks(tmp_path) -
             found = [await connection.exec_driver_sql(pragma) for pragma in pragmas]
             configured.append([result.scalar_one() for result in found])
         await engine.dispose()
-    ours, the_sdks = configured
-    assert ours == the_sdks
+    assert configured[0] == configured[1]
 
 
 def test_threads_may_be_the_first_to_need_the_sdk() -> None:

@@ -121,6 +121,7 @@ class _TablesState:
             used.
         ready: The groups that were found complete.
         existing: The tables that were seen.
+        native_ids: Whether ids in the sessions table sort by code point.
         pooled: Whether a pooler, such as PgBouncer, has run single statements on different
             connections. Within a transaction, it keeps to one.
         notes: What other modules remember of the database.
@@ -129,6 +130,7 @@ class _TablesState:
     pool: weakref.ref[Pool]
     ready: set[str] = field(default_factory=set)
     existing: Existing = field(default_factory=dict)
+    native_ids: bool = True
     pooled: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -219,6 +221,10 @@ class Database:
                 state = states[self.names] = _TablesState(weakref.ref(engine.pool))
             self._known = state
         return state
+
+    @property
+    def native_ids(self) -> bool:
+        return self._state.native_ids
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -350,6 +356,9 @@ class Database:
                 connection.commit()
                 existing = existing_names(connection, self.tables, parts=True)
             state.existing = existing
+            if group == CORE:
+                sessions = self.tables.sessions
+                state.native_ids = self.dialect.sorts_by_code_point(connection, sessions)
             connection.commit()
 
         lock = self._init_lock()

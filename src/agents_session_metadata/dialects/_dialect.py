@@ -179,8 +179,8 @@ class Dialect:
         # With a range of one id, this index is used, and not that of the primary key.
         return statement.where(rows.c.session_id.between(session_id, session_id))
 
-    def by_code_point(self, column: ColumnElement[str]) -> ColumnElement[str]:
-        """Sorts by code point, and LIKE can search it."""
+    def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
+        """Sorts by code point, and LIKE can search it; `native` columns already sort that way."""
         return column
 
     def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
@@ -287,6 +287,9 @@ class Dialect:
 
     def parent_id(self, connection: Connection, sessions: Table) -> TypeEngine[Any]:
         return SessionId()
+
+    def sorts_by_code_point(self, connection: Connection, sessions: Table) -> bool:
+        return True
 
     def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
         return parent

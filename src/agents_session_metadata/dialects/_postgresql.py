@@ -157,8 +157,8 @@ class PostgreSQL(Dialect):
         # the covering index. By an expression, it reads the keys of the session.
         return key.concat(literal_column("''")) == value
 
-    def by_code_point(self, column: ColumnElement[str]) -> ColumnElement[str]:
-        return column.collate("C")
+    def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
+        return column if native else column.collate("C")
 
     def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
         # The end of summer time repeats an hour.
@@ -235,12 +235,26 @@ class PostgreSQL(Dialect):
         return problems
 
     def parent_id(self, connection: Connection, sessions: Table) -> TypeEngine[Any]:
+        declared, _ = self._collation(connection, sessions)
+        return String() if declared == "default" else String(collation=declared)
+
+    def sorts_by_code_point(self, connection: Connection, sessions: Table) -> bool:
+        _, effective = self._collation(connection, sessions)
+        return effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
+
+    def _collation(self, connection: Connection, sessions: Table) -> tuple[str, str]:
+        """Returns the name of the collation of ids, and the one that it stands for."""
         query = (
-            "SELECT c.collname FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation"
+            "SELECT c.collname, CASE WHEN c.collname <> 'default' THEN c.collname"
+            # The column for the provider is younger than the oldest supported server.
+            " WHEN coalesce(to_jsonb(d)->>'datlocprovider', 'c') = 'i' THEN 'icu'"
+            " ELSE d.datcollate END"
+            " FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation"
+            " JOIN pg_database d ON d.datname = current_database()"
             " WHERE a.attrelid = to_regclass(:table) AND a.attname = 'session_id'"
         )
-        collation = self.ask(connection, sessions, query).scalar_one()
-        return String() if collation == "default" else String(collation=collation)
+        declared, effective = self.ask(connection, sessions, query).one()
+        return declared, effective
 
 
 _EXISTING = (

@@ -195,7 +195,7 @@ def _items_with(
 ) -> list[PlacedItem]:
     """Returns the items that have one of these ids of their own, newest first."""
     database = store.database
-    text = database.dialect.by_code_point(database.tables.messages.c.message_data)
+    text = database.dialect.by_code_point(database.tables.messages.c.message_data, native=False)
     # Other characters than ASCII are stored as they are or escaped.
     written = {json.dumps(each, ensure_ascii=escapes) for each in ids for escapes in (True, False)}
     contained = [text.contains(each, autoescape=True) for each in written if is_text(each)]

@@ -78,7 +78,7 @@ def _of_first_rows(messages: Table, dialect: Dialect, sessions: FromClause) -> C
     rows = _in_order(messages, sessions).limit(literal_number(ROWS)).subquery("beginning")
     first = (
         select(_head(rows.c.message_data))
-        .where(_is_user(dialect.by_code_point(rows.c.message_data)))
+        .where(_is_user(dialect.by_code_point(rows.c.message_data, native=False)))
         .order_by(rows.c.created_at, rows.c.id)
         .limit(literal_number(1))
     )

@@ -36,12 +36,14 @@ NO_DRIVER = 11
 
 
 class Context(NamedTuple):
+    """With `native_ids`, ids in the sessions table compare by code point without conversion."""
+
     dialect: Dialect
     tables: SessionTables
+    native_ids: bool
 
     def sorted_id(self, session_id: Id, *, native: bool = False) -> Id:
-        """Returns what to sort by; `native` is in the order of the primary key."""
-        return session_id if native else self.dialect.by_code_point(session_id)
+        return self.dialect.by_code_point(session_id, native=native or self.native_ids)
 
 
 class Driver(NamedTuple):

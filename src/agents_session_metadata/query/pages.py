@@ -50,14 +50,14 @@ class BoundStatement(NamedTuple):
 
 
 class Queries:
-    """Use `queries_of`, which makes one per set of tables and dialect."""
+    """Use `queries_of`, which makes one per set of tables, dialect and `native_ids`."""
 
     _CACHED = 1000
 
-    def __init__(self, dialect: Dialect, tables: SessionTables) -> None:
+    def __init__(self, dialect: Dialect, tables: SessionTables, native_ids: bool) -> None:
         self.dialect = dialect
         self.tables = tables
-        self._context = Context(dialect, tables)
+        self._context = Context(dialect, tables, native_ids)
         self._statements: dict[Any, Statement] = {}
         self._lock = threading.Lock()
 
@@ -111,7 +111,8 @@ _cached = lru_cache(maxsize=256)(Queries)
 
 
 def queries_of(database: Database) -> Queries:
-    return _cached(database.dialect, database.tables)
+    """Must be called after the tables were checked, as by all work of the database."""
+    return _cached(database.dialect, database.tables, database.native_ids)
 
 
 class FoundSession(NamedTuple):
