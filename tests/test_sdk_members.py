@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SQLAlchemyMetadataSession, session
 from agents_session_metadata import _sdk as sdk
-from agents_session_metadata.core.features import table_names
+from agents_session_metadata.dialects.urls import create_engine
 
 TREE = ast.parse(
     "\n".join(Path(each.__file__).read_text(encoding="utf-8") for each in (session, sdk)).replace(

@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+from agents.extensions.memory import SQLAlchemySession
 from scaling import scale
 from servers import Database
 from sqlalchemy import Table, event, insert
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import MetadataLimits, SessionCatalog
 from agents_session_metadata.core.features import table_names
@@ -261,3 +263,32 @@ async def _explained(database: Database, engine: Any, statements: list[tuple[str
             found = await connection.exec_driver_sql(f"{explain} {statement}", parameters)
             lines += [" ".join(map(str, row)) for row in found]
     return "\n".join(lines)
+
+
+@pytest.mark.only_on("postgresql")
+async def test_pages_by_id_read_the_primary_key_of_tables_of_the_sdk(shared_database: Database):
+    """Where the database sorts by code point, as the package does in tables of its own."""
+    admin = shared_database.engine().execution_options(isolation_level="AUTOCOMMIT")
+    name = f"{admin.url.database}_c"
+    async with admin.connect() as connection:
+        create = f"CREATE DATABASE {name} TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+        await connection.exec_driver_sql(create)
+    engine = create_async_engine(admin.url.set(database=name))
+    try:
+        await SQLAlchemySession("chat", engine=engine, create_tables=True).get_items()
+        catalog = SessionCatalog(engine, create_tables=True)
+        await catalog.count_sessions()
+        sessions = [{"session_id": f"s{number:05}"} for number in range(5_000)]
+        async with engine.begin() as connection:
+            await connection.execute(insert(query_tables(table_names()).sessions), sessions)
+            await connection.exec_driver_sql("ANALYZE agent_sessions")
+
+        def by_id() -> Any:
+            return catalog.list_sessions(order_by="session_id", limit=20, keys=[])
+
+        assert (await by_id()).sessions[0].session_id == "s00000"
+        assert "Sort" not in await _plan(shared_database, engine, by_id)
+    finally:
+        await engine.dispose()
+        async with admin.connect() as connection:
+            await connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
