@@ -89,7 +89,7 @@ def _is_left(
     own_id, dialect = database.tables.sessions.c.session_id, database.dialect
     for start in range(0, len(gone), batch_size):
         ids = gone[start : start + batch_size]
-        again = select(own_id).where(dialect.one_of(own_id, "ids")).limit(1)
+        again = select(own_id).where(dialect.one_of(own_id, "ids", len(ids))).limit(1)
         left = left or bool(connection.scalars(again, dialect.list_parameters("ids", ids)).all())
     connection.rollback()
     return left

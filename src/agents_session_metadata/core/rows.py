@@ -289,7 +289,7 @@ def lock_sessions(database: Database, connection: Connection, ids: Sequence[str]
     """Must begin the transaction. Returns the ids of the sessions that exist."""
     dialect, own_id = database.dialect, database.tables.sessions.c.session_id
     dialect.begin_writing(connection)
-    those = select(own_id).where(dialect.one_of(own_id, "ids"))
+    those = select(own_id).where(dialect.one_of(own_id, "ids", len(ids)))
     locked = those.order_by(own_id).with_for_update()
     return set(connection.scalars(locked, dialect.list_parameters("ids", ids)))
 
@@ -307,7 +307,7 @@ def delete_rows(
 ) -> int:
     """Deletes the rows of a table that have one of some values. Returns their number."""
     dialect = database.dialect
-    those = delete(column.table).where(dialect.one_of(column, "values"))
+    those = delete(column.table).where(dialect.one_of(column, "values", len(values)))
     return connection.execute(those, dialect.list_parameters("values", values)).rowcount
 
 

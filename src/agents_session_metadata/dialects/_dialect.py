@@ -93,6 +93,8 @@ class Dialect:
 
     Measured among 200,000 sessions. The bounds of `query.walks` follow from it.
     """
+    many: ClassVar[int] = 200
+    """Longer lists may be bound in another way."""
     sorted_bytes: ClassVar[int] = 2**31
     """The number of leading bytes of a binary value that ORDER BY compares."""
 
@@ -154,10 +156,10 @@ class Dialect:
         """Skips rows whose primary key exists."""
         return self.insert(table).on_conflict_do_nothing()
 
-    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-        """Compares a column with values, which `list_parameters` binds under the same name.
+    def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
+        """Compares a column with `count` values, which `list_parameters` binds under the same name.
 
-        Any number of them stays within the number of parameters that the driver allows.
+        Any count stays within the number of parameters that the driver allows.
         """
         return column.in_(bindparam(name, expanding=True, type_=column.type))
 

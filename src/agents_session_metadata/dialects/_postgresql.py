@@ -142,7 +142,7 @@ class PostgreSQL(Dialect):
             statement = statement.add_cte(inserted.cte(f"inserted_{number}"))
         return statement
 
-    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
         item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else Text()
         return column == any_(bindparam(name, type_=ARRAY(item)))
 

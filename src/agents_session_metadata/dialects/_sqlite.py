@@ -158,13 +158,17 @@ class SQLite(Dialect):
 
     # The number of parameters is limited, so a list is bound as one value, and the place and length
     # of each part of it.
-    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
+        if count <= self.many:
+            return super().one_of(column, name, count)
         each = func.json_each(bindparam(name, type_=String)).table_valued("value")
         start, length = (func.json_extract(each.c.value, f"$[{index}]") for index in (0, 1))
         part = func.substr(bindparam(f"{name}_data", type_=LargeBinary), start, length)
         return column.in_(select(cast(part, column.type)))
 
     def list_parameters(self, name: str, values: Sequence[Any]) -> dict[str, Any]:
+        if len(values) <= self.many:
+            return super().list_parameters(name, values)
         parts = [each.encode() if isinstance(each, str) else each for each in values]
         starts = accumulate(map(len, parts), initial=1)
         spans = [(start, len(part)) for start, part in zip(starts, parts)]  # noqa: B905  # and end

@@ -131,7 +131,7 @@ class Equals(MetadataCondition):
 
     def variant(self) -> Hashable:
         whole, long = self._split()
-        return min(len(whole), 2), len(long)
+        return count_shape(len(whole)), len(long)
 
     def operands(self, name: str, dialect: Dialect) -> Parameters:
         whole, long = self._split()
@@ -150,7 +150,7 @@ class Equals(MetadataCondition):
         if len(whole) == 1:
             options.append(search == bytes_parameter(name))
         elif whole:
-            options.append(dialect.one_of(search, name))
+            options.append(dialect.one_of(search, name, len(whole)))
         for index in range(len(long)):
             begins = search == bytes_parameter(f"{name}_long{index}")
             options.append(and_(begins, rest == bytes_parameter(f"{name}_rest{index}")))
@@ -277,11 +277,14 @@ class IdIn(_IdCondition):
     def rank(self) -> int:
         return 0
 
+    def variant(self) -> Hashable:
+        return count_shape(len(self.ids))
+
     def parameters(self, name: str, dialect: Dialect) -> Parameters:
         return dialect.list_parameters(name, self.ids)
 
     def truth(self, name: str, context: Context, session_id: Id) -> Truth:
-        return context.dialect.one_of(session_id, name)
+        return context.dialect.one_of(session_id, name, len(self.ids))
 
 
 @dataclass(frozen=True)
@@ -341,6 +344,11 @@ def moment_before(age: timedelta) -> datetime | None:
 
 def equality(values: Mapping[str, Any]) -> All:
     return All(tuple(Equals(key, (search_key(value),)) for key, value in values.items()))
+
+
+def count_shape(count: int) -> int:
+    """Returns 0, 1, 2 for some or 3 for many: counts that need different statements."""
+    return count if count < 2 else 2 + (count > Dialect.many)
 
 
 UNLIMITED: ColumnElement[int] = literal_number(2**31 - 1)

@@ -37,8 +37,9 @@ class Details(NamedTuple):
 
     @property
     def shape(self) -> Details:
-        """Without the names of keys, which are parameters."""
-        return self._replace(keys=("",)) if self.keys else self
+        """Without the names of keys, which are parameters; only their number matters."""
+        count = min(len(self.keys or ()), Dialect.many + 1)
+        return self._replace(keys=("",) * count) if self.keys else self
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
         return dialect.list_parameters("keys", self.keys) if self.keys else {}

@@ -303,7 +303,7 @@ class Builder:
             rows = self._tables.metadata
             same = rows.c.session_id == page.c.session_id
             if details.keys:
-                same = and_(same, self._dialect.one_of(rows.c.key, "keys"))
+                same = and_(same, self._dialect.one_of(rows.c.key, "keys", len(details.keys)))
             if details.preview:
                 same = and_(same, page.c.again == literal_number(0))
             columns += [rows.c.key, rows.c.value.label("value")]

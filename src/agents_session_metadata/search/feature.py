@@ -379,7 +379,7 @@ class SearchFeature(Feature):
     ) -> Mapping[str, int]:
         rows, messages = database.tables.group(TEXT)["_text"], database.tables.messages
         dialect = database.dialect
-        own = select(messages.c.id).where(dialect.one_of(messages.c.session_id, "ids"))
+        own = select(messages.c.id).where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
         deletion = delete(rows).where(rows.c.id.in_(own))
         parameters = dialect.list_parameters("ids", ids)
         return {rows.name: connection.execute(deletion, parameters).rowcount}

@@ -222,7 +222,7 @@ class HitReader:
         shape = Shape(
             way,
             tuple(excluded for excluded, _ in query.patterns),
-            ids is not None,
+            None if ids is None else min(len(ids), dialect.many + 1),
             after is not None,
             by_session=self.by_session and query.is_exact,
             strict=self._unread is not None,

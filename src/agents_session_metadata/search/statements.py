@@ -58,14 +58,14 @@ class Shape(NamedTuple):
     """The parts of a question that change the text of its statement.
 
     `patterns` has, for each substring, whether it is excluded.
-    If not `by_id`, the condition is tested for each item, instead of the ids of sessions. With
+    `sessions` is the number of ids; if it is None, the condition is tested for each item. With
     `strict`, items without a row are no candidates. With `by_session`, hits are left out that have
     a newer one in their session, unless only an item without a row can be newer.
     """
 
     way: Way
     patterns: tuple[bool, ...]
-    by_id: bool
+    sessions: int | None
     after: bool
     by_session: bool
     strict: bool
@@ -217,7 +217,9 @@ class SearchBuilder(Builder):
         return and_(*truths)
 
     def _in_scope(self, session_id: Any, shape: Shape) -> ColumnElement[bool]:
-        return self._dialect.one_of(session_id, "ids") if shape.by_id else self.truth(session_id)
+        if shape.sessions is None:
+            return self.truth(session_id)
+        return self._dialect.one_of(session_id, "ids", shape.sessions)
 
     def _can_match(self, search_key: Any) -> ColumnElement[bool]:
         """Holds for titles with a word of the query. Titles that are not ASCII all count."""
