@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from agents_session_metadata import SessionCatalog, SessionRuns
-    from agents_session_metadata.core.definitions import TableNames
 
 Command: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
@@ -93,7 +92,7 @@ class ChosenDatabase:
     """Set as soon as the database is opened."""
 
     @cached_property
-    def names(self) -> TableNames:
+    def names(self) -> Any:
         from agents_session_metadata.core.features import table_names
 
         return table_names(self.sessions_table, self.messages_table, self.metadata_table)
