@@ -54,6 +54,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
+    # Collects once, because the time to the next full collection depends on what this one leaves.
+    gc.collect()
     gc.freeze()
     gc.enable()
 
