@@ -173,8 +173,10 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
     dialect = dialect_of(connection.dialect)
     dialect.begin_writing(connection)
     # Again: on SQLite, another process may have created something before the transaction began.
-    existing = existing_names(connection, create_tables(names), parts=True)
-    tables = tables_beside(connection, names, existing)
+    tables = create_tables(names)
+    existing = existing_names(connection, tables, parts=True)
+    if names.sessions in existing:
+        tables = tables_beside(connection, names, existing)
     with dialect.brief_waits(connection):
         for element in missing_elements(dialect, tables, group, existing):
             connection.execute(element)
