@@ -173,10 +173,8 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
     dialect = dialect_of(connection.dialect)
     dialect.begin_writing(connection)
     # Again: on SQLite, another process may have created something before the transaction began.
-    tables = create_tables(names)
-    existing = existing_names(connection, tables, parts=True)
-    if names.sessions in existing:
-        tables = tables_beside(connection, names, existing)
+    existing = existing_names(connection, create_tables(names), parts=True)
+    tables = tables_beside(connection, names, existing)
     with dialect.brief_waits(connection):
         for element in missing_elements(dialect, tables, group, existing):
             connection.execute(element)
@@ -185,14 +183,14 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
 def tables_beside(
     connection: Connection, names: TableNames, existing: Container[str]
 ) -> SessionTables:
-    """Returns new tables, as they are created beside those of the SDK that exist."""
-    types = CREATE_TYPES
-    if names.sessions in existing:
-        tables = create_tables(names)
-        types = types_beside(connection, tables.sessions)
-        if names.messages in existing:
-            item_id = dialect_of(connection.dialect).item_id(connection, tables.messages)
-            types = types._replace(item_id=item_id)
+    """Returns the tables to create, whose columns fit the tables of the SDK that exist."""
+    tables = create_tables(names)
+    if names.sessions not in existing:
+        return tables
+    types = types_beside(connection, tables.sessions)
+    if names.messages in existing:
+        item_id = dialect_of(connection.dialect).item_id(connection, tables.messages)
+        types = types._replace(item_id=item_id)
     return build_tables(MetaData(), names, types)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -72,10 +73,12 @@ class Inspection:
         sessions = self.queried.sessions
         self.schema: str | None = connection.schema_for_object(sessions)
         self.existing: Existing = existing_names(connection, self.queried, parts=True)
-        try:
-            self.expected: SessionTables = tables_beside(connection, names, self.existing)
-        except (NoResultFound, StopIteration):  # Ids are missing or no text, which is reported.
-            self.expected = build_tables(MetaData(), names, CREATE_TYPES)
+        # Tables of its own: their constraints change when their statements are shown.
+        self.expected: SessionTables = build_tables(MetaData(), names, CREATE_TYPES)
+        if sessions.name in self.existing:
+            # Ids that are missing or no text are reported.
+            with suppress(NoResultFound, StopIteration):
+                self.expected = tables_beside(connection, names, self.existing)
         self.wanted: list[Table] = [
             table
             for group in self.expected.groups
