@@ -39,7 +39,9 @@ async def watch_sessions(
             each.info.session_id: (_state_of(each), each.checked(on_corrupt))
             for each in reversed(await read_sessions(store.database, read))
         }
-        changes = [SessionChange("removed", known[gone][1]) for gone in known.keys() - found.keys()]
+        changes = [
+            SessionChange("removed", info) for gone, (_, info) in known.items() if gone not in found
+        ]
         for session_id, (state, info) in found.items():
             if session_id not in known:
                 changes.append(SessionChange("added", info))

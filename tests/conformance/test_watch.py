@@ -72,6 +72,17 @@ async def test_the_newest_sessions_that_match(catalog, engine):
         assert await following(1) == [("removed", "s2")]
 
 
+async def test_sessions_that_were_removed_at_once_are_shown_oldest_first(catalog, engine):
+    names = [f"s{number}" for number in range(8)]
+    for number, name in enumerate(names):
+        await catalog.create_session(name)
+        await raw.set_times(engine, name, updated_at=f"2020-01-0{number + 1} 00:00:00")
+    async with watching(catalog) as following:
+        assert await following(8) == [("added", name) for name in names]
+        await catalog.delete_sessions({"$session_id": {"$in": names}})
+        assert await following(8) == [("removed", name) for name in names]
+
+
 async def test_a_removed_session_is_as_it_was_seen_last(catalog):
     await catalog.create_session("a", metadata={"title": "first"})
     changes = catalog.watch(interval=POLL)
