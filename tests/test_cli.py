@@ -636,6 +636,8 @@ async def test_usage(cli, catalog):
     ]
     await cli("usage", "--owner", '"7"', code=1)
     await cli("usage", "--scope", "owner_id=u1", "--session", "b", code=1)
+    result = await cli("usage", "--owner", "null", code=2)
+    assert "--owner must not be null" in result.stderr
     await cli("usage", "--until", "2020-01-01", code=1)
     for wrong in (("--by", "week"), ("--by", "day", "--by", "day"), ("--since", "today")):
         await cli("usage", *wrong, code=2)

@@ -380,7 +380,7 @@ class SessionCatalog:
         preview: bool = False,
         on_corrupt: OnCorrupt | None = None,
     ) -> SessionInfo | None:
-        """Return a session with its metadata: `await catalog.get_session("chat-1", ["title"])`.
+        """Return a session with metadata: `await catalog.get_session("chat-1", keys=["title"])`.
 
         Args:
             session_id: The id of the session.

@@ -56,6 +56,8 @@ async def usage(
     """Print the requests, tokens and cost of tracked runs, and the total."""
     fields = fields or ("day", "model")
     owner_id = None if owner is None else options.parse_value(owner, "--owner")
+    if owner is not None and owner_id is None:
+        options.usage("--owner must not be null")
     catalog = database.catalog
     rows = await catalog.usage(
         owner_id=owner_id, session_id=session, by=fields, since=since, until=until
