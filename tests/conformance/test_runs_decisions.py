@@ -13,7 +13,7 @@ from agents.tool import CustomTool
 from cryptography.fernet import Fernet
 from openai.types.responses import ResponseCustomToolCall
 
-from agents_session_metadata import RunNotFoundError, SessionRuns
+from agents_session_metadata import RunNotFoundError, SessionChangedError, SessionRuns
 from conformance import raw
 from conformance.failing import DECISIONS_TABLE, RUNS_TABLE, Turns, move, status
 
@@ -114,6 +114,38 @@ async def test_a_decision_does_not_count_for_a_later_call_with_the_same_id(runs,
     assert payer.paid == ["pay"]
 
 
+@pytest.mark.logic
+@pytest.mark.parametrize("always", [True, False])
+async def test_a_decision_that_always_holds_leaves_the_newest_one_about_another_call(
+    runs, payer, always
+) -> None:
+    agent = payer.agent(["pay", "pay"], "Done")
+    run = await runs.run("chat", agent, "Hi")
+    first, second = (call.call_id for call in run.interruptions)
+    await runs.decide("chat", second, approve=always, always=True)
+    info = await runs.decide("chat", first, approve=not always)
+    assert [call.decision.approve for call in info.pending] == [not always, always]
+    await runs.resume("chat", agent)
+    items: list[Any] = await runs.catalog.session("chat").get_items()
+    paid = [item["call_id"] for item in items if item.get("output") == "paid"]
+    assert paid == [second if always else first]
+    assert len(payer.paid) == 1
+
+
+@pytest.mark.logic
+async def test_a_replaced_decision_does_not_hold_for_other_calls(runs, payer) -> None:
+    agent = payer.agent(["pay", "pay"], "Done")
+    run = await runs.run("chat", agent, "Hi")
+    first, second = (call.call_id for call in run.interruptions)
+    await runs.decide("chat", first, approve=True, always=True)
+    info = await runs.decide("chat", first, approve=False)
+    assert [call.call_id for call in info.undecided] == [second]
+    assert (await runs.list("ready")).runs == []
+    run = await runs.resume("chat", agent)
+    assert [call.call_id for call in run.interruptions] == [second]
+    assert payer.paid == []
+
+
 async def test_decisions_are_returned_in_the_order_in_which_they_were_stored(runs, payer) -> None:
     call_id = await pause(runs, payer.agent(["pay"]))
     for by in ("ana", "ben", "cleo"):
@@ -202,6 +234,20 @@ async def test_an_error_that_looks_encrypted_is_shown_as_it_is(runs) -> None:
     assert len(rows) == 1
 
 
+@pytest.mark.logic
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_resume_that_cannot_decrypt_leaves_the_run_as_it_was(catalog, payer, key) -> None:
+    fernet = Fernet(Fernet.generate_key())
+    runs = SessionRuns(catalog, encrypt=fernet.encrypt, decrypt=fernet.decrypt)
+    agent = payer.agent(["pay"], "Done")
+    [call] = (await runs.run("chat", agent, "Hi", key=key)).interruptions
+    with pytest.raises(ValueError, match="decrypt="):
+        await SessionRuns(catalog).resume("chat", agent)
+    assert await status(runs) == "waiting"
+    await runs.decide("chat", call.call_id, approve=True)
+    assert (await runs.resume("chat", agent)).final_output == "Done"
+
+
 # ---- input that is added when a run goes on ----
 
 
@@ -243,6 +289,24 @@ async def test_an_added_message_is_added_again_after_a_failure_and_stays_once(
     contents = [item.get("content") for item in await catalog.session("chat").get_items()]
     assert contents.count("And be quick") == 1
     assert payer.paid == ["pay"]
+
+
+@pytest.mark.logic
+async def test_a_refused_resume_keeps_its_input_and_others_can_add_more(
+    catalog, runs, payer
+) -> None:
+    await runs.run("chat", asking(payer, ["call-1"]), "Pay")
+    await runs.decide("chat", "call-1", approve=True)
+    renamed = Agent("payer", model=ScriptedModel([]))
+    for text in ("Be quick", "Be quick", "Be kind"):
+        with pytest.raises(SessionChangedError, match="pay"):
+            await runs.resume("chat", renamed, input=text)
+        assert (await runs.get("chat")).status == "waiting"
+    run = await runs.resume("chat", asking(payer, "Done"), input="Thanks")
+    assert (run.final_output, payer.paid) == ("Done", ["pay"])
+    items: list[Any] = await catalog.session("chat").get_items()
+    said = [item["content"] for item in items if item.get("role") == "user"]
+    assert said == ["Pay", "Be quick", "Be kind", "Thanks"]
 
 
 @pytest.mark.logic

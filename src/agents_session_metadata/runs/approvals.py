@@ -288,7 +288,11 @@ def decided_calls(
     by_tool: dict[tuple[str | None, str | None], list[str]] = {}
     for call in calls:
         by_tool.setdefault((call.tool, call.agent), []).append(call.call_id)
+    newest: dict[str, Decision] = {}
     for decision in decisions:
+        newest.pop(decision.call_id, None)  # One that was replaced does not hold for other calls.
+        newest[decision.call_id] = decision
+    for decision in newest.values():
         same = by_tool.get((decision.tool, decision.agent), ()) if decision.always else ()
         decided |= dict.fromkeys([*same, decision.call_id], decision)
     return decided

@@ -282,11 +282,13 @@ class Work:
         current = agent_named(request.agent, self._row.agent)
         if current is not None and not self._request.force:
             await self._check_tools(current, state)
-        for item in state.get_interruptions():
-            decision = record.decisions.get(item.call_id or "")
-            if decision is not None and decision.approve:
+        items = [each for each in state.get_interruptions() if each.call_id in record.decisions]
+        # Those that always hold first: the SDK lets them replace what was decided of other calls.
+        for item in sorted(items, key=lambda each: not record.decisions[each.call_id].always):
+            decision = record.decisions[item.call_id]
+            if decision.approve:
                 state.approve(item, always_approve=decision.always)
-            elif decision is not None:
+            else:
                 message = decision.message
                 state.reject(item, always_reject=decision.always, rejection_message=message)
         for added in record.inputs:
