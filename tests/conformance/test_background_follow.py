@@ -189,6 +189,29 @@ async def test_forever_goes_on_with_the_resumed_and_the_next_run(catalog, runs) 
 
 
 @pytest.mark.logic
+async def test_a_run_between_two_polls_is_a_snapshot_after_the_end_of_the_one_before(
+    catalog, runs
+) -> None:
+    agent = speaking(["one two"])
+    gate = gated(agent, "two")
+    await runs.start("chat", agent, "Count", key="k1")
+    events = runs.follow("chat", forever=True)
+    await anext(events)
+    gate.set()
+    await runs.aclose()
+    await runs.run("chat", speaking(["Bye"]), "Bye", key="k2")
+    found = [await anext(events)]
+    while found[-1]["type"] != "snapshot":
+        found.append(await anext(events))
+    *shown, status, snapshot = found
+    assert status == {"type": "status", "status": "finished", "output": "one two"}
+    items = plain([each["item"] for each in shown if each["type"] == "item"])
+    assert items[-1] == ("assistant", "one two")
+    assert plain(snapshot["items"]) == [("user", "Bye"), ("assistant", "Bye")]
+    await events.aclose()
+
+
+@pytest.mark.logic
 async def test_a_failed_run_is_shown_with_the_type_and_text_of_its_error(
     catalog, caplog, runs
 ) -> None:

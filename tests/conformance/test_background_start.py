@@ -406,6 +406,25 @@ async def test_a_run_says_when_it_was_last_alive(catalog) -> None:
     assert info.alive_at == info.started_at
 
 
+@pytest.mark.logic
+async def test_a_recorded_answer_shows_that_its_run_is_alive(catalog) -> None:
+    runs, gate = SessionRuns(catalog), asyncio.Event()
+
+    @function_tool
+    async def wait() -> str:
+        await gate.wait()
+        return "done"
+
+    agent = speaking(["I wait", "=wait"], ["Done"], tools=[wait], pause=0.2)
+    async with runs.stream("chat", agent, "Go") as run:
+        async for each in run.stream_events():
+            if each.type == "run_item_stream_event" and each.name == "tool_called":
+                info = await runs.get("chat")
+                assert info.alive_at - info.started_at >= timedelta(seconds=0.3)
+                gate.set()
+    assert gate.is_set()
+
+
 @pytest.mark.dialect
 async def test_ready_runs_are_those_whose_calls_are_all_decided(catalog, runs) -> None:
     for name in ("one", "two", "three"):

@@ -173,6 +173,24 @@ async def test_who_waited_for_a_key_that_failed_hears_its_error_and_can_repeat(r
     assert len(till.charged) == 1
 
 
+@pytest.mark.logic
+async def test_who_waited_goes_on_if_a_run_that_had_failed_is_interrupted(runs, till) -> None:
+    await fail(runs, till, key="k")
+    gate = asyncio.Event()
+    agent = till.agent(["charge"], gate.wait)
+    second = asyncio.create_task(runs.run("chat", agent, "Hi", key="k"))
+    await asyncio.sleep(0.1)
+    assert await status(runs) == "running"
+    third = asyncio.create_task(
+        runs.run("chat", till.agent(["charge"], "Done"), "Hi", key="k", wait=60)
+    )
+    await asyncio.sleep(0.2)
+    second.cancel()
+    assert (await third).final_output == "Done"
+    assert len(till.charged) == 1
+    await asyncio.wait({second})
+
+
 # ---- and does nothing once its run was given up ----
 
 
@@ -261,6 +279,25 @@ async def test_old_outcomes_are_swept_by_a_write_of_any_session(catalog, till) -
     await runs.run("young", till.agent("Done"), "Hi", key="k")
     assert await raw.count_rows(catalog.engine, KEYS_TABLE) == 1
     assert (await runs.run("young", till.agent("Other"), "Hi", key="k")).repeated
+
+
+@pytest.mark.logic
+@pytest.mark.parametrize("end", ["fail", "discard", "cancel", "replace"])
+async def test_old_outcomes_are_swept_however_a_run_ends(catalog, till, end) -> None:
+    runs = SessionRuns(catalog)
+    await runs.run("old", till.agent("Done"), "Hi", key="k")
+    if end == "replace":
+        await fail(runs, till, key="k")
+    await move(catalog.engine, KEYS_TABLE, "ended_at", -2 * DAY)
+    if end == "fail":
+        await fail(runs, till, key="k")
+    elif end == "replace":
+        await runs.run("chat", till.agent("Done"), "Hi", key="k2", durable=False)
+    else:
+        await interrupt(runs, till, "Hi", key="k")
+        assert await (runs.discard("chat") if end == "discard" else runs.cancel("chat"))
+    rows = await raw.execute(catalog.engine, f"SELECT session_id FROM {KEYS_TABLE}")
+    assert [tuple(row) for row in rows] == [("chat",)]
 
 
 @pytest.mark.dialect

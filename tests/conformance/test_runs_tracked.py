@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from agents import Agent, RunConfig, Runner, function_tool
 from agents.exceptions import UserError
+from agents.testing import ScriptedModel, assistant_message, function_call
 from processes import Script
 from pydantic import BaseModel
 from sqlalchemy import event
@@ -307,6 +308,24 @@ async def test_a_tool_that_raised_is_not_ok_although_the_model_was_told(runs, st
         "good": True,
         "bad": False,
     }
+
+
+@pytest.mark.logic
+async def test_a_tool_that_raised_inside_an_agent_used_as_a_tool_is_not_ok(runs) -> None:
+    @function_tool
+    async def bad() -> str:
+        raise ValueError("no such place")
+
+    session = await runs.catalog.create_session("chat")
+    async with SessionTracker(session) as hooks:
+        inner = Agent("inner", tools=[bad], model=Turns(["bad"], "Done"))
+        asking = inner.as_tool("ask", "Asks.", hooks=hooks)
+        outer = ScriptedModel(
+            [[function_call("ask", {"input": "x"}, call_id="a1")], [assistant_message("Done")]]
+        )
+        await runs.run("chat", Agent("outer", tools=[asking], model=outer), "Hi", hooks=hooks)
+    details = (await session.get_metadata())[keys.INVOCATION_DETAILS]
+    assert {each["tool"]: each["ok"] for each in details} == {"bad": False, "ask": True}
 
 
 @pytest.mark.logic

@@ -16,6 +16,7 @@ from servers import POSTGRESQL_DRIVER
 from sqlalchemy import event
 
 from agents_session_metadata import (
+    KeyReusedError,
     LeaseLostError,
     RunCancelledError,
     SessionBusyError,
@@ -404,6 +405,49 @@ async def test_waiters_share_one_poll(shared_database, till) -> None:
     outcomes = await asyncio.gather(*waiters)
     assert {(each.final_output, each.repeated) for each in outcomes} == {("Done", True)}
     assert len(till.charged) == 1
+
+
+async def test_an_answer_to_a_key_does_not_wait_for_the_run_of_another(runs, till) -> None:
+    await runs.run("chat", till.agent("First"), "Hi", key="k")
+    run = await working(runs, till)
+    waiter = asyncio.create_task(runs.run("chat", till.agent("Next"), "Hi", wait=60))
+    await asyncio.sleep(0.2)
+    found = await runs.run("chat", till.agent(), "Hi", key="k", wait=2)
+    assert (found.final_output, found.repeated) == ("First", True)
+    with pytest.raises(KeyReusedError):
+        await runs.run("chat", till.agent(), "Other", key="k", wait=2)
+    assert not run.task.done()
+    await run.end()
+    assert (await waiter).final_output == "Next"
+
+
+async def test_a_second_start_does_not_wait_for_the_run_of_the_first(runs, till) -> None:
+    gate = asyncio.Event()
+    till.on_charge = gate.wait
+    agent = till.agent(["charge"], "Done")
+    clicks = (runs.start("chat", agent, "Hi", key="k", wait=30) for _ in range(3))
+    begun = await asyncio.wait_for(asyncio.gather(*clicks), 10)
+    assert sorted(begun) == [False, False, True]
+    waiter = asyncio.create_task(runs.run("chat", till.agent("Next"), "Hi", wait=60))
+    await asyncio.sleep(0.2)
+    again = runs.start("chat", agent, "Hi", key="k", wait=30)
+    assert await asyncio.wait_for(again, 10) is False
+    gate.set()
+    assert (await waiter).final_output == "Next"
+    await runs.aclose()
+    assert len(till.charged) == 1
+
+
+@pytest.mark.logic
+async def test_takeover_does_not_wait_behind_others(runs, till) -> None:
+    run = await working(runs, till)
+    waiter = asyncio.create_task(runs.run("chat", till.agent("Next"), "Hi", wait=60))
+    await asyncio.sleep(0.2)
+    till.on_charge = lambda: None
+    taken = runs.resume("chat", till.agent(["charge"], "Taken"), takeover=True, wait=30)
+    assert (await asyncio.wait_for(taken, 10)).final_output == "Taken"
+    assert (await lost(run)).reason == "taken"
+    assert (await waiter).final_output == "Next"
 
 
 async def test_a_waiter_begins_soon_after_the_run_has_ended(runs, till) -> None:

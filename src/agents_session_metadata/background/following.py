@@ -182,9 +182,11 @@ class Follower:
         """Shows the end of a run that is not there any more."""
         at, before = self._at, self._at.status
         known, end = at.item or 0, found.ends.get(at.run_id or "")
-        first = None if found.head is None else found.progress.first
-        rows = [row for row in found.items if first is None or row[0] <= first]
         was_cancelled = end is not None and end.status == CANCELLED
+        last = found.progress.first if found.head is not None else None
+        if last is None and end is not None and not was_cancelled:
+            last = self._encryption.load(end.outcome).get("last")
+        rows = [row for row in found.items if last is None or row[0] <= last]
         if was_cancelled or not known or any(item_id == known for item_id, _ in rows):
             new = await self._open([row for row in rows if row[0] > known])
             events = list(self._new(new))

@@ -26,16 +26,17 @@ from agents_session_metadata.errors import (
     SessionBusyError,
 )
 from agents_session_metadata.runs.approvals import RunFilter, RunInfo, read_page
-from agents_session_metadata.runs.claim import Request, Settings, lock_run, statements, write_status
-from agents_session_metadata.runs.execution import RunSession
-from agents_session_metadata.runs.feature import (
-    FAILED,
-    FEATURE,
-    INTERRUPTED,
-    STOPPED,
-    WAITING,
-    keep_outcome,
+from agents_session_metadata.runs.claim import (
+    Request,
+    Settings,
+    give_up,
+    lock_run,
+    statements,
+    store_outcome,
+    write_status,
 )
+from agents_session_metadata.runs.execution import RunSession
+from agents_session_metadata.runs.feature import FAILED, INTERRUPTED, STOPPED, WAITING
 from agents_session_metadata.runs.record import Progress
 from agents_session_metadata.runs.runs import StreamedRun
 from agents_session_metadata.runs.work import take_turn
@@ -124,7 +125,7 @@ class BackgroundRuns:
             if row is None or row.status == FAILED:
                 return False
             texts = self._text_so_far(connection, row, wrap) if keep else []
-            FEATURE.give_up(store.database, connection, session_id, STOPPED)
+            give_up(self._settings, connection, session_id, STOPPED)
             if texts:
                 connection.execute(self._sql.touch, {"session": session_id})
                 store.insert_items(connection, session_id, texts)
@@ -221,7 +222,7 @@ class BackgroundRuns:
         connection.execute(self._sql.stop.values(**values), own)
         if row.run_key is not None:
             outcome = encryption.dump({"error": text})
-            keep_outcome(store.database, connection, session_id, row, outcome)
+            store_outcome(self._settings, connection, row, outcome)
         write_status(store, connection, session_id, FAILED)
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -94,8 +94,10 @@ from .feature import (
     RUNS,
     STOPPED,
     WAITING,
+    keep_outcome,
     keys_table,
     status_of,
+    sweep_outcomes,
 )
 from .record import Encryption, Progress, RunRecord, load_final
 
@@ -109,6 +111,8 @@ _OF_RUNNER = frozenset(inspect.signature(Runner.run).parameters) - {
 }
 _RENEWALS = 3
 """A lease is renewed this many times before it would end."""
+_SHOWN_EVERY = 0.1
+"""Seconds after which a record renews the lease: a further statement for each would be slow."""
 _POLL, _LONGEST_POLL = 0.02, 0.32
 """Seconds between two looks at a session that is busy, which double, before jitter."""
 _LONGEST_HOLD = 2.0
@@ -345,7 +349,7 @@ class Statements:
         has_agent = exists().where(rows.c.session_id == session, rows.c.key == AGENT)
         read = select(*columns, status, end.c["items"], end.c.newest, has_agent.label("has_agent"))
         self.read: Select[Any] = dialect.locking(read.select_from(end.outerjoin(runs, own)))
-        self.works: Select[Any] = select(literal(1)).where(
+        self.works: Select[Any] = select(runs.c.run_key).where(
             own, runs.c.status == RUNNING, runs.c.expires > now
         )
         mine = sessions.c.session_id == session
@@ -360,6 +364,7 @@ class Statements:
         of_run = steps.c.session_id == session
         stored = select(steps.c.number, steps.c.value).where(of_run)
         self.read_steps: Select[Any] = dialect.locking(stored.order_by(steps.c.number))
+        self.newest: Select[Any] = select(newest).where(in_history)
         items = select(messages.c.id).where(in_history, messages.c.id > bindparam("base"))
         self.items_since: Select[Any] = items.order_by(messages.c.id)
         self.touch: Update = (
@@ -452,6 +457,12 @@ class Lease:
         if _clock() - self._renewed >= self._duration / 1_000_000:
             await self.renew()
 
+    async def show(self) -> None:
+        """Renews the lease after a record, so that lists show when the run last did something."""
+        if _clock() - self._renewed >= _SHOWN_EVERY:
+            with suppress(*FAILURES):
+                await self.renew()
+
     async def renew(self) -> None:
         begun = _clock()
         write = self.store.database.write
@@ -521,6 +532,20 @@ def write_status(
     store.rows.write(connection, session_id, encode_metadata(values, store.limits), ())
 
 
+def store_outcome(settings: Settings, connection: Connection, row: Any, outcome: str) -> None:
+    """Stores the outcome of the run in `row`, which ends now, and sweeps old ones."""
+    keep_outcome(settings.store.database, connection, row.session_id, row, outcome)
+    sweep_outcomes(settings.store.database, connection, settings.keep)
+
+
+def give_up(
+    settings: Settings, connection: Connection, session_id: str, outcome: str = "{}"
+) -> None:
+    """Ends the run of a locked session, as other features do, and sweeps old outcomes."""
+    FEATURE.give_up(settings.store.database, connection, session_id, outcome)
+    sweep_outcomes(settings.store.database, connection, settings.keep)
+
+
 # ---- taking it ----
 
 
@@ -577,11 +602,17 @@ class RunClaim:
         begun = time.monotonic()
         deadline = begun + request.wait
         last_try = max(deadline, begun + _LONGEST_HOLD)
-        async with _in_line(self._database, request, deadline) as is_first:
+        line = self._line()
+        is_first = line is None or not line.locked()
+        if not is_first and await self._need_not_wait(if_free=False):
+            with suppress(_HeldError):
+                if (found := await self._attempt()) is not None:
+                    return found
+        async with _in_line(line, request.session_id, deadline):
             delay, is_free = _POLL, is_first
             while True:
                 is_held = False
-                if is_free or await self._is_free():
+                if is_free or await self._need_not_wait(if_free=True):
                     try:
                         found = await self._attempt()
                     except _HeldError:
@@ -596,12 +627,30 @@ class RunClaim:
                 await asyncio.sleep(min(pause, left))
                 delay, is_free = min(2 * delay, _LONGEST_POLL), is_held
 
-    async def _is_free(self) -> bool:
-        own = {"session": self._request.session_id}
-        works = await self._database.read(
-            lambda connection: connection.execute(self._sql.works, own).first()
-        )
-        return works is None
+    def _line(self) -> asyncio.Lock | None:
+        request, loop = self._request, asyncio.get_running_loop()
+        if not request.wait or request.takeover:
+            return None
+        place = id(self._database.engine.sync_engine), self._database.names
+        return _lines.setdefault((*place, request.session_id, id(loop)), asyncio.Lock())
+
+    async def _need_not_wait(self, *, if_free: bool) -> bool:
+        """Looks, without a lock, whether an attempt could end the wait.
+
+        That is so if no run works, and also if the answer to the key does not depend on its end.
+        """
+        request = self._request
+        own = {"session": request.session_id, "run_key": request.digest, "age": self._settings.keep}
+
+        def look(connection: Connection) -> bool:
+            working = connection.execute(self._sql.works, own).first()
+            if working is None or request.key is None:
+                return if_free and working is None
+            if working.run_key == request.digest:
+                return request.background
+            return connection.execute(self._sql.outcome, own).first() is not None
+
+        return await self._database.read(look)
 
     async def _attempt(self) -> Claimed | SessionRun | None:
         lease = Lease(self._store, self._request.session_id, self._settings.lease)
@@ -642,7 +691,7 @@ class RunClaim:
         if row.run_id is not None and (is_other or (is_same and not anew)):
             return self._go_on(lease, connection, row, is_other=is_other)
         if row.run_id is not None:
-            FEATURE.give_up(self._database, connection, session_id)
+            give_up(self._settings, connection, session_id)
             row = read_run(self._store, connection, session_id)
         if is_same and request.digest is not None:
             own = {"session": session_id, "run_key": request.digest}
@@ -721,7 +770,7 @@ class RunClaim:
             raise KeyReusedError(session_id, key)
         if "output" in outcome:
             return self._repeated(outcome)
-        if not is_same or found.run_id == self._waited_for:
+        if not is_same or (row.status == FAILED and found.run_id == self._waited_for):
             raise RunFailedError(session_id, outcome["error"])
         return None
 
@@ -809,11 +858,14 @@ class RunClaim:
             write_status(self._store, connection, session_id, RUNNING)
         if was_live:
             connection.execute(self._sql.delete_batches, own)
-        if added is not None:
-            values = {"number": 0, "value": encryption.dump({"input": added})}
-            lease.fence(connection, self._sql.add_step, **values)
         steps: Any = connection.execute(self._sql.read_steps, own)
         loaded = {number: encryption.load(text) for number, text in steps}
+        step = {"input": json.loads(json.dumps(added))}
+        # A resume that was refused has left its input, which is not added again by a repetition.
+        if added is not None and step not in loaded.values():
+            number = max(loaded, default=-1) + 1
+            loaded[number], value = step, encryption.dump(step)
+            lease.fence(connection, self._sql.add_step, number=number, value=value)
         found = decisions_of(connection, self._database, [session_id]) if row.state else {}
         calls = load_pending(row.pending, Encryption())
         decided = decided_calls(calls, found.get(session_id, ()))
@@ -843,24 +895,22 @@ _lines: WeakValueDictionary[tuple[Any, ...], asyncio.Lock] = WeakValueDictionary
 
 
 @asynccontextmanager
-async def _in_line(database: Any, request: Request, deadline: float) -> AsyncIterator[bool]:
+async def _in_line(
+    line: asyncio.Lock | None, session_id: str, deadline: float
+) -> AsyncIterator[None]:
     """Lets one of the callers that wait for a session look at it, the others wait for that one.
 
-    Yields whether the caller need not wait. Raises `SessionBusyError` at the deadline.
+    Raises `SessionBusyError` at the deadline.
     """
-    if not request.wait:
-        yield True
+    if line is None:
+        yield
         return
-    loop = asyncio.get_running_loop()
-    place = id(database.engine.sync_engine), database.names, request.session_id, id(loop)
-    line = _lines.setdefault(place, asyncio.Lock())
-    is_first = not line.locked()
     entering = asyncio.ensure_future(line.acquire())
     try:
         await asyncio.wait({entering}, timeout=max(0.0, deadline - time.monotonic()))
         if not entering.done():
-            raise SessionBusyError(request.session_id)
-        yield is_first
+            raise SessionBusyError(session_id)
+        yield
     finally:
         if not entering.cancel() and not entering.cancelled():
             line.release()

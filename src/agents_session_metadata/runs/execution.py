@@ -53,9 +53,17 @@ class RunRecorder(Recorder):
     If `checks_tools`, a recorded call of a tool that is not there any more is refused.
     """
 
-    def __init__(self, provider: ModelProvider, record: RunRecord, *, checks_tools: bool) -> None:
+    def __init__(
+        self,
+        provider: ModelProvider,
+        record: RunRecord,
+        trackers: Iterable[SessionTracker],
+        *,
+        checks_tools: bool,
+    ) -> None:
         super().__init__(provider)
         self.record = record
+        self._trackers = tuple(trackers)
         self._checks_tools = checks_tools
 
     def around(self, model: Model, agent: Agent[Any], config: RunConfig) -> Any:
@@ -84,7 +92,10 @@ class RunRecorder(Recorder):
         record, call_id = self.record, context.tool_call_id
         if _path.get():  # A tool of an agent that is used as a tool runs again with its agent.
             await record.check()
-            return await call()
+            answer = await call()
+            for tracker in self._trackers if answer.raised else ():
+                tracker._fails(context, tool)
+            return answer
         found = record.output(call_id)
         if found is not None:
             return found
@@ -208,9 +219,8 @@ class RecordedHooks(RunHooks[Any]):
     async def _end_tool(self, call: Any, context: Any, call_id: str | None, *args: Any) -> None:
         answer = self._record.unheard.pop(call_id, None) or ToolAnswer(args[-1], raised=True)
         await self._record.add_output(call_id, answer)
-        if answer.raised:
-            for tracker in self._trackers:
-                tracker._fails(context, args[1])
+        for tracker in self._trackers if answer.raised else ():
+            tracker._fails(context, args[1])
         await call(context, *args)
 
     def _is_given_back(self, event: str, call_id: str | None) -> bool:

@@ -346,6 +346,7 @@ class RunRecord:
             for tracker, entry in (each for written in steps for each in written.booked):
                 tracker._accounts.books(self.usage, entry)
                 self.is_placed = False
+            await self.lease.show()
 
     async def finish_writing(self) -> None:
         """Writes the steps that are left when the runner has ended.

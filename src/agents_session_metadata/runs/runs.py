@@ -50,9 +50,10 @@ from .claim import (
     Settings,
     StartOptions,
     StreamEvent,
+    give_up,
     lock_run,
 )
-from .feature import FAILED, FEATURE, INTERRUPTED, RUNNING
+from .feature import FAILED, INTERRUPTED, RUNNING
 from .record import Cipher, Encryption
 from .work import Work, take_turn
 
@@ -658,7 +659,7 @@ class SessionRuns:
                 return False
             if row.status == RUNNING and not force:
                 raise SessionBusyError(session_id)
-            FEATURE.give_up(self._store.database, connection, session_id)
+            give_up(self._settings, connection, session_id)
             return True
 
         return await self._store.database.write(write, prepare=self._store.is_restricted)

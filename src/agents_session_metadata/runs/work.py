@@ -43,10 +43,11 @@ from .claim import (
     Settings,
     content_of,
     load_state,
+    store_outcome,
     write_status,
 )
 from .execution import RecordedHooks, RunRecorder, RunSession, is_tool_call
-from .feature import COMPLETED, FAILED, INTERRUPTED, RUNNING, WAITING, keep_outcome, sweep_outcomes
+from .feature import COMPLETED, FAILED, INTERRUPTED, RUNNING, WAITING
 from .record import RunRecord, dump_final
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -250,7 +251,9 @@ class Work:
         request, row, record = self._request, self._row, self._record
         configured = request.options.get("run_config")
         config = run_config_of(configured)
-        recorder = RunRecorder(config.model_provider, record, checks_tools=not request.force)
+        recorder = RunRecorder(
+            config.model_provider, record, self._trackers, checks_tools=not request.force
+        )
         options = {
             **request.options,
             **record.progress.options,
@@ -331,34 +334,36 @@ class Work:
 
             await self._write_end(WAITING, lease.sql.stop.values(**values), pause)
             return SessionRun(lease.session_id, None, calls, result)
-        output = dump_final(result.final_output, agent)
-        outcome = self._outcome({"output": output, "agent": agent.name})
+        values = {"output": dump_final(result.final_output, agent), "agent": agent.name}
+        if record.progress.live:  # Followers tell its items from those of the next run.
+            own: Any = {"session": lease.session_id}
+            values["last"] = await database.read(lambda c: c.scalar(lease.sql.newest, own))
+        outcome = self._outcome(values)
 
         def finish(connection: Connection) -> None:
-            keep_outcome(database, connection, lease.session_id, self._row, outcome)
-            sweep_outcomes(database, connection, self._settings.keep)
+            store_outcome(self._settings, connection, self._row, outcome)
 
         await self._write_end(COMPLETED, lease.sql.finish, finish)
         return SessionRun(lease.session_id, result.final_output, (), result)
 
     async def _fail(self, error: BaseException) -> None:
         """Stores the error. A run that has only given back what was recorded stays as it was."""
-        lease, database = self._lease, self._settings.store.database
+        lease = self._lease
         before = None if self._record.is_new else self._row.status
-        text = error_text(error, _MOST_ERROR)
-        values = {"status": FAILED, "error": self._record.encryption.dump(text)}
-        outcome = self._outcome({"error": text})
-
-        def fail(connection: Connection) -> None:
-            if self._row.run_key is not None:
-                keep_outcome(database, connection, lease.session_id, self._row, outcome)
-
         try:
             if before in (RUNNING, INTERRUPTED):
                 await lease.release()
             elif before is not None:
                 await self._write_end(before, lease.sql.stop.values(status=before))
             else:
+                text = error_text(error, _MOST_ERROR)
+                values = {"status": FAILED, "error": self._record.encryption.dump(text)}
+                outcome = self._outcome({"error": text})
+
+                def fail(connection: Connection) -> None:
+                    if self._row.run_key is not None:
+                        store_outcome(self._settings, connection, self._row, outcome)
+
                 await self._write_end(FAILED, lease.sql.stop.values(**values), fail)
         except LeaseLostError:
             pass
