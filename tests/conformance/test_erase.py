@@ -21,7 +21,7 @@ from agents_session_metadata import (
 )
 from agents_session_metadata.core.features import Feature, features
 from conformance import raw
-from conformance.approving import Deployer
+from conformance.approving import Deployer, deploys
 from conformance.killing import run_and_kill, until_alone
 from conformance.persons import all_rows, rows_with, use_everything
 
@@ -132,6 +132,32 @@ async def test_decisions_about_deleted_sessions_are_seen_and_deleted_in_the_scop
     assert len(await mine.decisions("zoya-waiting")) == 1
     assert await mine.delete_decisions(before=datetime(2100, 1, 1, tzinfo=timezone.utc)) == 3
     assert len(await SessionRuns(catalog).decisions()) == 3
+
+
+async def decide_and_delete(catalog, owner, name: str) -> None:
+    """A decision by this name about a session of the owner that is then deleted."""
+    runs = SessionRuns(catalog)
+    await catalog.create_session(name, metadata={"owner_id": owner})
+    await runs.run(name, Deployer().agent(deploys("call")), "hello")
+    await runs.decide(name, "call", approve=True, by=name)
+    await catalog.delete_session(name)
+
+
+async def names(catalog) -> list[str | None]:
+    return [each.by for each in await SessionRuns(catalog).decisions()]
+
+
+@pytest.mark.dialect
+async def test_names_that_differ_in_case_accents_or_spaces_are_other_people(catalog):
+    for name in ("anna", "Anna", "änna", "anna "):
+        await decide_and_delete(catalog, name, name)
+    mine = catalog.scoped({"owner_id": "anna"})
+    assert await names(mine) == ["anna"]
+    assert (await catalog.scoped({"owner_id": "Anna"}).erase(by="anna")).complete
+    assert await names(catalog) == [None, "änna", "anna "]
+    future = datetime(2100, 1, 1, tzinfo=timezone.utc)
+    assert await SessionRuns(mine).delete_decisions(before=future) == 1
+    assert await names(catalog) == ["änna", "anna "]
 
 
 @pytest.mark.logic

@@ -185,6 +185,10 @@ class Dialect:
         """Sorts by code point, and LIKE can search it; `native` columns already sort that way."""
         return column
 
+    def is_exactly(self, column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+        """Compares a column of long texts, which MySQL compares without case and accents."""
+        return column == text
+
     def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
         """Returns the length of a text in UTF-8."""
         return func.octet_length(column)

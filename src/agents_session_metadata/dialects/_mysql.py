@@ -18,11 +18,13 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Insert,
+    LargeBinary,
     Numeric,
     Table,
     and_,
     bindparam,
     case,
+    cast,
     func,
     insert,
     literal_column,
@@ -194,6 +196,9 @@ class MySQL(Dialect):
 
     def whole(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
         return func.sha2(column, literal_column("256"))
+
+    def is_exactly(self, column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+        return cast(column, LargeBinary) == text.encode()
 
     def probing(self, statement: Any, rows: FromClause, session_id: Any) -> Any:
         own = statement.where(rows.c.session_id == session_id)

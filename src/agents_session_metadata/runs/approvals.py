@@ -380,7 +380,8 @@ def _of_gone(store: ScopedStore, table: Table) -> ColumnElement[bool] | None:
     owner = store.owner
     if owner is None:
         return None
-    return and_(table.c.session_id.is_(None), table.c.owner_id == owner)
+    is_own = store.database.dialect.is_exactly(table.c.owner_id, owner)
+    return and_(table.c.session_id.is_(None), is_own)
 
 
 async def delete_decisions(store: ScopedStore, before: datetime) -> int:

@@ -246,12 +246,14 @@ class RunsFeature(Feature):
     ) -> Mapping[str, int]:
         """Rows of an owner about a session that has another one now only lose the owner."""
         table, count = database.tables.group(RUNS)["_run_decisions"], 0
+        is_exactly = database.dialect.is_exactly
         if erased.owner is not None:
-            own, is_gone = table.c.owner_id == erased.owner, table.c.session_id.is_(None)
+            own = is_exactly(table.c.owner_id, erased.owner)
+            is_gone = table.c.session_id.is_(None)
             count += connection.execute(delete(table).where(own, is_gone)).rowcount
             count += connection.execute(update(table).where(own).values(owner_id=None)).rowcount
         if erased.by is not None:
-            named = update(table).where(table.c.decided_by == erased.by)
+            named = update(table).where(is_exactly(table.c.decided_by, erased.by))
             count += connection.execute(named.values(decided_by=None)).rowcount
         return {table.name: count}
 
