@@ -28,7 +28,7 @@ from .query.logic import All, Condition, OfExisting
 from .query.pages import Queries, check_limit, queries_of, read_sessions
 from .text import quoted
 from .types import JSONValue, MetadataLimits
-from .values import EncodedValue, encode_metadata, json_text, plain, search_key
+from .values import EncodedValue, canonical_text, encode_metadata, json_text, plain, search_key
 
 MISSING: Any = object()
 """Stands for an argument that was not given."""
@@ -97,10 +97,10 @@ class ScopedStore(SessionStore):
 
     @property
     def owner(self) -> str | None:
-        """The JSON text of an `owner_id` that alone is the scope, or None."""
+        """The canonical text of an `owner_id` that alone is the scope, or None."""
         values = self.scope.values
         is_owner = values.keys() == {OWNER_ID} and not self.scope.filters
-        return json_text(OWNER_ID, values[OWNER_ID]) if is_owner else None
+        return canonical_text(json_text(OWNER_ID, values[OWNER_ID])) if is_owner else None
 
     @property
     def is_restricted(self) -> bool:

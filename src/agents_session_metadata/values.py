@@ -191,6 +191,14 @@ def decode_value(text: str) -> Any:
     return value
 
 
+def canonical_text(text: str) -> str:
+    """Returns the same text for the texts of equal values, and a corrupt one as it is."""
+    try:
+        return _to_text(_normalized(decode_value(text)))
+    except (ValueError, RecursionError):
+        return text
+
+
 def decode_elements(text: str) -> tuple[SearchKey, ...]:
     """Returns nothing if the text is not a list or not valid JSON."""
     if not text.lstrip().startswith("["):
@@ -320,6 +328,14 @@ def _canonical(value: JSONValue) -> bytes:
         pairs = sorted((name.encode(), item) for name, item in value.items())
         return OBJECT + _framed([part for name, item in pairs for part in (name, _canonical(item))])
     return _search_bytes(value)
+
+
+def _normalized(value: JSONValue) -> JSONValue:
+    if isinstance(value, list):
+        return [_normalized(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _normalized(value[name]) for name in sorted(value)}
+    return decode_scalar(search_key(value))
 
 
 def _framed(parts: Iterable[bytes]) -> bytes:

@@ -161,6 +161,34 @@ async def test_names_that_differ_in_case_accents_or_spaces_are_other_people(cata
 
 
 @pytest.mark.logic
+@pytest.mark.parametrize(
+    ("owner", "equal", "other"),
+    [(5.0, 5, "5"), ({"b": [1e22, "é"], "a": 0.5}, {"a": 0.5, "b": [10**22, "é"]}, {"a": 0.5})],
+)
+async def test_decisions_about_deleted_sessions_belong_to_an_equal_owner(
+    catalog, owner, equal, other
+):
+    for number, each in enumerate((owner, equal, other)):
+        await decide_and_delete(catalog, each, f"{number}")
+    mine = catalog.scoped({"owner_id": equal})
+    assert await names(mine) == await names(catalog.scoped({"owner_id": owner})) == ["0", "1"]
+    assert (await mine.erase()).complete
+    assert await names(catalog) == ["2"]
+
+
+@pytest.mark.logic
+@pytest.mark.parametrize("text", ['{"a', '"\\ud800"', "[" * 600 + "]" * 600])
+async def test_a_call_of_a_session_with_a_corrupt_owner_can_be_decided(catalog, text):
+    runs = SessionRuns(catalog)
+    await catalog.create_session("chat", metadata={"owner_id": "anna"})
+    await runs.run("chat", Deployer().agent(deploys("call")), "hello")
+    change = "UPDATE agent_sessions_metadata SET value = :text WHERE value = :was"
+    await raw.execute(catalog.engine, change, text=text, was='"anna"')
+    assert await runs.decide("chat", "call", approve=True, by="bob")
+    assert await names(catalog) == ["bob"]
+
+
+@pytest.mark.logic
 async def test_a_filter_erases_sessions_only(catalog):
     await use_everything(catalog, "zoya", members=[])
     mine = catalog.scoped(ZOYA)

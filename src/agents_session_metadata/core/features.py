@@ -55,7 +55,7 @@ class Erased(NamedTuple):
 
     Attributes:
         values: The values that each session of a person has; empty if only sessions are erased.
-        owner: The `owner_id` of the person as JSON text, or None.
+        owner: The `owner_id` of the person as canonical text, or None.
         by: A name to clear in decisions, or None.
         keeps_usage: Whether the ledger keeps its numbers.
     """

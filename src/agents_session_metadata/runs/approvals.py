@@ -16,6 +16,7 @@ from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.values import canonical_text
 
 from .feature import FAILED, INTERRUPTED, RUNS, WAITING, runs_table, status_of
 from .record import OF_BACKGROUND, SEALED, Encryption
@@ -347,11 +348,11 @@ def add_decision(
     values |= {"session_id": row.session_id, "run_id": row.run_id, "pause": row.pause}
     values |= {"call_id": call.call_id, "tool": call.tool, "agent": call.agent}
     rows = database.tables.metadata
-    owner: Any = select(rows.c.value)
-    owner = owner.where(rows.c.session_id == row.session_id, rows.c.key == OWNER_ID)
-    now = database.dialect.now()
+    own = rows.c.session_id == row.session_id, rows.c.key == OWNER_ID
+    owner = connection.scalar(select(rows.c.value).where(*own))
+    values["owner_id"] = None if owner is None else canonical_text(owner)
     added = insert(_decisions(database)).inline()
-    connection.execute(added.values(decided_at=now, owner_id=owner.scalar_subquery()), values)
+    connection.execute(added.values(decided_at=database.dialect.now()), values)
 
 
 async def read_decisions(
