@@ -194,6 +194,15 @@ async def test_a_key_adds_its_items_once(catalog, session):
         await catalog.add_items("chat", history, key=1)
 
 
+@pytest.mark.logic
+async def test_a_key_compares_items_and_not_the_order_of_their_names(catalog, session):
+    part = {"type": "input_text", "text": "é"}
+    first = await catalog.add_items("chat", [{"role": "user", "content": [part]}], key="k")
+    turned = {"content": [dict(reversed(part.items()))], "role": "user"}
+    assert await catalog.add_items("chat", [turned], key="k") == first
+    assert len(await session.get_items()) == 1
+
+
 async def test_calls_with_one_key_at_the_same_time_add_once(catalog, session):
     added = await asyncio.gather(
         *(catalog.add_items("chat", [raw.message("1")], key="k") for _ in range(10))

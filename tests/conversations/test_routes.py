@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from typing import Any
 
@@ -313,10 +314,13 @@ async def test_a_key_that_version_0_2_stored_takes_effect_once(catalog):
     async with raw_client(mounted(catalog)) as client:
         first = await client.post(at, json=body, headers={"idempotency-key": "k"})
         assert first.status_code == 200
+        stored = "SELECT message_data FROM agent_messages ORDER BY id"
+        texts = [text for [text] in await raw.execute(catalog.engine, stored)]
         await raw.execute(
             catalog.engine,
-            "UPDATE agent_sessions_metadata_idempotency SET answer = :answer",
+            "UPDATE agent_sessions_metadata_idempotency SET answer = :answer, request_hash = :hash",
             answer=json.dumps(first.json()),
+            hash=hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
         )
         again = await client.post(at, json=body, headers={"idempotency-key": "k"})
         assert (again.status_code, again.content) == (200, first.content)
