@@ -488,6 +488,19 @@ async def test_answers_are_markdown_without_html(engine) -> None:
     assert "\u202e" not in page
 
 
+async def test_images_of_up_to_2_mib_are_shown(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    for size in range((2 << 20) - 2, (2 << 20) + 2):
+        url = f"data:image/png;base64,{base64.b64encode(bytes(size)).decode()}"
+        parts = [{"type": "input_image", "image_url": url}]
+        await catalog.create_session(f"{size}", items=[{"role": "user", "content": parts}])
+        async with client(catalog) as browser:
+            page = (await browser.get(f"/session?id={size}")).text
+            images = re.findall('<img src="([^"]*)"', page)
+            sizes = [len((await browser.get(unescape(each))).content) for each in images]
+        assert sizes == ([size] if size <= 2 << 20 else [])
+
+
 async def test_a_session_says_why_it_failed_and_how_its_tools_ended(engine) -> None:
     catalog = SessionCatalog(engine, create_tables=True)
     details = [{"id": "c1", "tool": "look", "ms": 1500, "ok": False, "at": None}]

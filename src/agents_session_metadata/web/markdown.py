@@ -171,7 +171,7 @@ def _cut(whole: str) -> Markup:
 
 def _picture(url: str, whole: str, name: str) -> Markup:
     found = _IMAGE.fullmatch(url)
-    if found and len(found[2]) * 3 // 4 <= LARGEST_IMAGE:
+    if found and len(found[2].rstrip("=")) * 3 // 4 <= LARGEST_IMAGE:
         # By itself: a page would be too large with it.
         address = f"{whole}&image={_digest(url)}"
         return Markup('<img src="{}" alt="{}" loading="lazy">').format(address, clean(name))
