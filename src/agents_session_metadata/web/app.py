@@ -196,6 +196,8 @@ class BrowserApp(HTTPApp):
             return await reading[path](call)
         if request.method == "POST" and path in writing:
             await call.load_form()
+            if catalog.read_only and path != "/export":
+                raise HTTPException(403, "You can read these sessions, but not change them.")
             return await writing[path](call)
         if path in {*reading, *writing, *_FILES}:
             raise HTTPException(405, "The page does not support this method.")
