@@ -1550,7 +1550,7 @@ class SessionCatalog:
     def _check_unscoped(self, method: str) -> None:
         if self._store.scope:
             raise ScopeError(
-                next(iter(self._store.scope.values), None),
+                None if self.read_only else next(iter(self._store.scope.values), None),
                 f"{method} needs a catalog without a scope: it concerns all sessions",
             )
 

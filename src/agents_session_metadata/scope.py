@@ -131,6 +131,7 @@ class ScopedStore(SessionStore):
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
         for key, search in self._searched.items():
             if key in removed or (key in encoded and encoded[key].search != search):
+                self.database.check_writable()
                 raise ScopeError(key)
 
     def encode_new(self, metadata: Mapping[str, JSONValue]) -> dict[str, EncodedValue]:

@@ -108,6 +108,26 @@ async def test_readable_can_be_restricted_further_and_never_widened(shared, cata
 
 
 @pytest.mark.logic
+async def test_writing_the_scope_of_a_readable_catalog_names_no_key(catalog):
+    await catalog.create_session("chat", metadata={"owner_id": "anna"})
+    anna, where = {"owner_id": "anna"}, {"title": {"$ne": "x"}}
+    bruno = {"owner_id": "bruno"}
+    for both in (catalog.scoped(anna).readable(where), catalog.readable(where).scoped(anna)):
+        chat = both.session("chat")
+        for call in (
+            lambda both=both: both.set_metadata("chat", bruno),
+            lambda both=both: both.delete_metadata("chat", ["owner_id"]),
+            lambda both=both: both.create_session("new", metadata=bruno),
+            lambda both=both: both.fork_session("chat", metadata=bruno),
+            lambda both=both: both.create_index("$text"),
+            lambda chat=chat: chat.set_metadata(bruno),
+        ):
+            with pytest.raises(ScopeError) as caught:
+                await call()
+            assert caught.value.key is None
+
+
+@pytest.mark.logic
 def test_readable_needs_a_filter_with_a_condition(catalog):
     for where in ({}, {"$and": [{}]}):
         with pytest.raises(ValueError, match="needs a filter with a condition"):
