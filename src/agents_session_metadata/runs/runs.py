@@ -236,6 +236,7 @@ class SessionRuns:
             agent: The agent that the run began with.
             input: A message of the user, or items, which a run that waits receives besides the
                 decisions. It is stored before the run goes on, so a later `resume` adds it, too.
+                The same input, passed again, is added once.
             **options: As in `ResumeOptions`.
 
         Returns:
