@@ -39,12 +39,14 @@ async def hang(runs: SessionRuns, session_id: str = "chat", *answers: list[str])
 
 async def die(catalog: SessionCatalog, session_id: str = "chat") -> None:
     """What is left of a run whose process has died, when its lease has ended."""
-    values = "expires = 1, token = 'of a dead process'"
-    await raw.execute(
-        catalog.engine,
-        f"UPDATE {RUNS_TABLE} SET {values} WHERE session_id = :own",
-        own=session_id,
-    )
+    values, own = "expires = 1, token = 'of a dead process'", {"own": session_id}
+    found: list[Any] = []
+    # In memory, all share one connection, and the run can roll this back with its own write.
+    while [tuple(row) for row in found] != [("of a dead process",)]:
+        update = f"UPDATE {RUNS_TABLE} SET {values} WHERE session_id = :own"
+        await raw.execute(catalog.engine, update, **own)
+        select = f"SELECT token FROM {RUNS_TABLE} WHERE session_id = :own"
+        found = list(await raw.execute(catalog.engine, select, **own))
 
 
 @pytest.mark.dialect
