@@ -83,7 +83,7 @@ STORED: dict[str, list[dict[str, Any]]] = {
     "other parts": [said([{"type": "x"}] * 200_000)],
     "arguments as a tree": [called(json.dumps({f"a{n}": "\n" for n in range(1_500)}))] * 100,
     "lists": [called("[" * 900 + "]" * 900)] * 100,
-    "large arguments": [called(json.dumps({"text": "a\n" * 4 * MIB}))],
+    "large arguments": [called(json.dumps({"text": "a\n" * 2 * MIB}))],
     "other items": [{"type": "x", "value": [[0] * 10] * 100_000}],
     "an object as output": [
         called("{}"),
