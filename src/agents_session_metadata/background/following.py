@@ -183,9 +183,8 @@ class Follower:
         at, before = self._at, self._at.status
         known, end = at.item or 0, found.ends.get(at.run_id or "")
         was_cancelled = end is not None and end.status == CANCELLED
-        last = found.progress.first if found.head is not None else None
-        if last is None and end is not None and not was_cancelled:
-            last = self._encryption.load(end.outcome).get("last")
+        outcome = {} if end is None or was_cancelled else self._encryption.load(end.outcome)
+        last = outcome.get("last") if found.head is None else found.progress.first
         rows = [row for row in found.items if last is None or row[0] <= last]
         if was_cancelled or not known or any(item_id == known for item_id, _ in rows):
             new = await self._open([row for row in rows if row[0] > known])
@@ -197,17 +196,15 @@ class Follower:
             whole = await self._polls.ask(at, 0)
             events = [] if whole is None else [await self._history(0, whole.items)]
         # The end of a failed run was shown before another one replaced it.
-        return events if before == FAILED else [*events, self._outcome(end)]
+        if before == FAILED:
+            return events
+        if end is None or was_cancelled:
+            return [*events, _status("ended" if end is None else CANCELLED)]
+        if "output" in outcome:
+            return [*events, _status("finished", output=outcome["output"])]
+        return [*events, _status(FAILED, error=_error(outcome.get("error")))]
 
     # ---- statuses ----
-
-    def _outcome(self, row: Any) -> Event:
-        if row is None or row.status == CANCELLED:
-            return _status("ended" if row is None else CANCELLED)
-        outcome = self._encryption.load(row.outcome)
-        if "output" in outcome:
-            return _status("finished", output=outcome["output"])
-        return _status(FAILED, error=_error(outcome.get("error")))
 
     def _changed(self, head: Any, before: str) -> list[Event]:
         """Returns the status of a run, if it is another one."""
