@@ -65,6 +65,10 @@ class IdempotencyFeature(Feature):
 FEATURE = IdempotencyFeature()
 
 
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
 async def append_once(
     store: ScopedStore,
     session_id: str,
@@ -84,11 +88,7 @@ async def append_once(
         raise SessionNotFoundError(session_id)
     [table] = database.tables.group(IDEMPOTENCY).tables
     now = database.dialect.now()
-    sorted_texts = [json.dumps(json.loads(text), sort_keys=True) for text in texts]
-    # The second hash is that of version 0.2.0.
-    hashes = [
-        hashlib.sha256(json.dumps(each).encode()).hexdigest() for each in (sorted_texts, texts)
-    ]
+    request_hash = _digest([json.dumps(json.loads(text), sort_keys=True) for text in texts])
 
     def run(connection: Connection) -> list[ItemInfo]:
         store.require(connection, session_id)
@@ -101,10 +101,11 @@ async def append_once(
             connection.execute(delete(table).where(own))
             sweep_keys(connection, table.c.request_key, old, _SWEPT)
             answer = json.dumps([[info.item_id, info.created_at.isoformat()] for info in added])
-            row = {"session_id": session_id, "request_key": key, "request_hash": hashes[0]}
+            row = {"session_id": session_id, "request_key": key, "request_hash": request_hash}
             connection.execute(insert(table).values(**row, answer=answer, answered_at=now))
             return added
-        if found.request_hash not in hashes:
+        # Version 0.2.0 stored the second one.
+        if found.request_hash not in (request_hash, _digest(texts)):
             raise KeyReusedError(session_id, key)
         return [
             ItemInfo(item_id, datetime.fromisoformat(at), json.loads(text))
