@@ -262,11 +262,16 @@ def asking(payer: Payer, *steps: Any, **arguments: Any) -> Agent[Any]:
     return Agent("payer", model=ScriptedModel(answers), tools=[payer.pay], **arguments)
 
 
+async def approve(runs: SessionRuns, agent: Agent[Any]) -> None:
+    """Runs an agent until its call waits, and approves that."""
+    await runs.run("chat", agent, "Pay")
+    await runs.decide("chat", "call-1", approve=True)
+
+
 @pytest.mark.logic
 async def test_resume_adds_a_message_to_a_run_that_waits(catalog, runs, payer) -> None:
     agent = asking(payer, ["call-1"], "Done")
-    await runs.run("chat", agent, "Pay")
-    await runs.decide("chat", "call-1", approve=True)
+    await approve(runs, agent)
     run = await runs.resume("chat", agent, input="And be quick")
     assert run.final_output == "Done"
     items = await catalog.session("chat").get_items()
@@ -279,8 +284,7 @@ async def test_resume_adds_a_message_to_a_run_that_waits(catalog, runs, payer) -
 async def test_an_added_message_is_added_again_after_a_failure_and_stays_once(
     catalog, runs, payer
 ) -> None:
-    await runs.run("chat", asking(payer, ["call-1"]), "Pay")
-    await runs.decide("chat", "call-1", approve=True)
+    await approve(runs, asking(payer, ["call-1"]))
     with pytest.raises(UnexpectedModelCall):
         await runs.resume("chat", asking(payer), input="And be quick")
     with pytest.raises(ValueError, match="failed"):
@@ -295,8 +299,7 @@ async def test_an_added_message_is_added_again_after_a_failure_and_stays_once(
 async def test_a_refused_resume_keeps_its_input_and_others_can_add_more(
     catalog, runs, payer
 ) -> None:
-    await runs.run("chat", asking(payer, ["call-1"]), "Pay")
-    await runs.decide("chat", "call-1", approve=True)
+    await approve(runs, asking(payer, ["call-1"]))
     renamed = Agent("payer", model=ScriptedModel([]))
     for text in ("Be quick", "Be quick", "Be kind"):
         with pytest.raises(SessionChangedError, match="pay"):
@@ -314,8 +317,7 @@ async def test_input_that_a_run_cannot_take_is_refused_before_anything_is_writte
     runs, payer
 ) -> None:
     agent = asking(payer, ["call-1"], "Done", tool_use_behavior="stop_on_first_tool")
-    await runs.run("chat", agent, "Pay")
-    await runs.decide("chat", "call-1", approve=True)
+    await approve(runs, agent)
     with pytest.raises(UserError, match="Cannot add input"):
         await runs.resume("chat", agent, input="And be quick")
     assert (await runs.get("chat")).status == "waiting"
@@ -330,8 +332,7 @@ async def test_input_that_a_run_cannot_take_is_refused_before_anything_is_writte
 async def test_added_input_is_stored_encrypted(catalog, payer) -> None:
     fernet = Fernet(Fernet.generate_key())
     runs = SessionRuns(catalog, encrypt=fernet.encrypt, decrypt=fernet.decrypt)
-    await runs.run("chat", asking(payer, ["call-1"]), "Pay")
-    await runs.decide("chat", "call-1", approve=True)
+    await approve(runs, asking(payer, ["call-1"]))
     with pytest.raises(UnexpectedModelCall):
         await runs.resume("chat", asking(payer), input="And be quick")
     table = "agent_sessions_metadata_run_steps"
