@@ -192,7 +192,7 @@ def decode_value(text: str) -> Any:
 
 
 def canonical_text(text: str) -> str:
-    """Returns the same text for the texts of equal values, and a corrupt one as it is."""
+    """Returns one text for all texts of equal values. A corrupt text stays as it is."""
     try:
         return _to_text(_normalized(decode_value(text)))
     except (ValueError, RecursionError):

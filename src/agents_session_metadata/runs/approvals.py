@@ -90,8 +90,8 @@ class RunInfo:
         agent: The name of the agent that it began with or, if it waits, of the agent that waits.
         pending: The calls that wait for an approval, including those with a decision.
         started_at: When it began, by the database's clock; aware, UTC.
-        alive_at: When it last renewed its lease or recorded something, by the same clock; of steps
-            within a tenth of a second, perhaps the first.
+        alive_at: When it last renewed its lease or recorded something, by the same clock, to a
+            tenth of a second.
         attempts: How many processes have died since a step was recorded; 0 for a healthy run.
         error: The type and the text of the error of a failed run, or None.
     """

@@ -676,7 +676,8 @@ class SessionRuns:
             since: Only decisions from this time on; aware.
 
         Returns:
-            The decisions. With a scoped catalog, only those about existing sessions in the scope.
+            The decisions. With a scoped catalog, only those about existing sessions in the scope
+            and, if the scope is an `owner_id`, about deleted sessions of this owner.
         """
         return await read_decisions(self._store, session_id, since)
 
