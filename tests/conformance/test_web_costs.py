@@ -23,20 +23,32 @@ from .browsing import client, link
 pytestmark = pytest.mark.logic
 
 MIB = 1 << 20
-SECONDS = 1.0
 LARGEST = 2 * MIB
+# Of a page of plain lines, 1 MiB. The worst that a page is known to take is three times as long.
+TIMES = 5
+
+
+async def request(browser: httpx2.AsyncClient, address: str) -> tuple[httpx2.Response, float]:
+    """A page, and the CPU time that it took."""
+    began = process_time()
+    page = await browser.get(address)
+    return page, process_time() - began
 
 
 async def costs(browser: httpx2.AsyncClient, address: str) -> httpx2.Response:
-    """A page, which may take a second of the process and 2 MiB; the best of three attempts."""
-    times = []
-    while not times or (min(times) >= SECONDS and len(times) < 3):
-        began = process_time()
-        page = await browser.get(address)
-        times.append(process_time() - began)
+    """A page, which may take some times as long as one of plain lines, and 2 MiB.
+
+    The best of three attempts, each beside a page of plain lines.
+    """
+    found = []
+    while not found or (min(found) >= TIMES and len(found) < 3):
+        plain, unit = await request(browser, "/session?id=plain")
+        page, time = await request(browser, address)
+        found.append(time / unit)
+    assert len(plain.content) > MIB
     assert page.status_code == 200
     assert len(page.content) <= LARGEST
-    assert min(times) < SECONDS
+    assert min(found) < TIMES
     return page
 
 
@@ -52,6 +64,7 @@ def block(language: str, text: str) -> str:
     return f"```{language}\n{text}\n```\n"
 
 
+PLAIN = [said("some words in a line\n" * 1_000)] * 100
 IMAGE = "data:image/png;base64," + "A" * (3 * MIB // 2)
 LEXERS = [names[0] for _, names, _, _ in get_all_lexers() if names]
 STORED: dict[str, list[dict[str, Any]]] = {
@@ -100,8 +113,11 @@ OFTEN = ["control characters", "every language, short", "a wide table", "keys"]
 @pytest.mark.scaled
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", scale(OFTEN, [*STORED]))
-async def test_a_page_of_a_session_takes_a_second_and_2_mib_at_most(engine, name) -> None:
+async def test_a_page_of_a_session_takes_five_times_a_plain_one_and_2_mib_at_most(
+    engine, name
+) -> None:
     catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.session("plain").add_items(PLAIN)
     await catalog.session("a").add_items(STORED[name])
     async with client(catalog, allow_write=True) as browser:
         page = await costs(browser, "/session?id=a")
@@ -114,8 +130,9 @@ async def test_a_page_of_a_session_takes_a_second_and_2_mib_at_most(engine, name
 @pytest.mark.scaled
 @pytest.mark.not_on("mariadb", "mysql")
 @pytest.mark.thorough
-async def test_lists_and_metadata_take_a_second_and_2_mib_at_most(engine) -> None:
+async def test_lists_and_metadata_take_five_times_a_plain_page_and_2_mib_at_most(engine) -> None:
     catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.session("plain").add_items(PLAIN)
     long = {f"key {n}": {"a": ["<" * 20_000, '"' * 20_000]} for n in range(80)}
     long |= {"title": '"' * 30_000, "tags": ['"' * 20_000, "😀" * 5_000]}
     long |= {"owner_id": "😀" * 15_000, "agent": "😀" * 15_000, "status": "<" * 60_000}
