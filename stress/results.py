@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 BEGIN = "<!-- Written by `make stress`: begin -->"
@@ -123,7 +124,7 @@ def show(results: list[Result], page: Path, machine: dict[str, Any]) -> None:
     before, rest = page.read_text().split(BEGIN)
     after = rest.split(END)[1]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    words = f"{machine['date']}, {machine['cores']} cores; {versions}."
+    words = fill(f"{machine['date']}, {machine['cores']} cores; {versions}.", 101)
     page.write_text(f"{before}{BEGIN}\n{words}\n\n{table(results)}\n{END}{after}")
 
 
