@@ -192,7 +192,7 @@ def decode_value(text: str) -> Any:
 
 
 def canonical_text(text: str) -> str:
-    """Returns one text for all texts of equal values. A corrupt text stays as it is."""
+    """Returns the text that equal values share. A corrupt text is returned unchanged."""
     try:
         return _to_text(_normalized(decode_value(text)))
     except (ValueError, RecursionError):

@@ -36,7 +36,7 @@ async def request(browser: httpx2.AsyncClient, address: str) -> tuple[httpx2.Res
 
 
 async def costs(browser: httpx2.AsyncClient, address: str) -> httpx2.Response:
-    """A page, which may take some times as long as one of plain lines, and 2 MiB.
+    """A page of 2 MiB at most, which takes at most five times as long as one of plain lines.
 
     The best of three attempts, each beside a page of plain lines.
     """
