@@ -229,7 +229,7 @@ async def filled(database: Database) -> tuple[SessionCatalog, list[Session]]:
 
 
 @pytest.mark.scaled
-@examples(2, 300)
+@examples(2, 60)
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.thorough
 async def test_random_pages_equal_plain_python(
