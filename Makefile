@@ -41,7 +41,7 @@ test: $(SDK) $(CHATKIT)  ## run the tests; ARGS="-m quick" runs the fast ones, o
 		times; exit $$code
 
 # Most of its tests wait for processes that they start and kill, so there are two workers per core.
-fuzz: $(DEV)  ## run the scalable tests with large counts and 50 times as many examples
+fuzz: $(SDK)  ## run the scalable tests with large counts and 50 times as many examples
 	@TEST_SCALE=full $(BIN)/python -m pytest -n $$((2 * $$(getconf _NPROCESSORS_ONLN))) \
 		--dist worksteal --timeout 7200 -m scaled $(ARGS)
 

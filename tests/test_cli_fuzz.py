@@ -94,6 +94,7 @@ async def test_where(shared_database, everything, text):
     except ValueError:
         assert result.exit_code == 2
         return
+    assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout) == {"count": found}
     assert found == len(everything.expected(where))
 
@@ -109,6 +110,7 @@ async def test_meta(shared_database, everything, key, text):
     except ValueError:
         assert result.exit_code == 2
         return
+    assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout) == {"count": found}
 
 

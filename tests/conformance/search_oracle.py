@@ -10,10 +10,12 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-DROPPED = {0x34F, 0x180F, 0x200C, 0x200D, 0x2060, *range(0x180B, 0x180E), *range(0xFE00, 0xFE10)}
+DROPPED = {0x34F, 0x200C, 0x200D, 0x2060, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10)}
 DROPPED |= set(range(0xE0100, 0xE01F0))
 SCRIPTS = ("LATIN", "GREEK", "CYRILLIC")
-UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "IDEOGRAPHIC")
+UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "HENTAIGANA", "HANGUL", "HANGZHOU")
+MARKS = "ー々〆〇〱〲〳〴〵〻〼"
+"""Of these scripts, by other names."""
 
 Word = tuple[str, bool]
 """A word, or a character of Han, Kana or Hangul; and whether it follows another such character."""
@@ -41,8 +43,8 @@ def kind(character: str) -> str:
     if category not in "LN":
         return "word" if character == "_" else ""
     name = unicodedata.name(character, "")
-    prolonged = character in "ー々〆"
-    return "unspaced" if prolonged or name.startswith(UNSPACED) else "word"
+    is_mark = character in MARKS
+    return "unspaced" if is_mark or name.startswith(UNSPACED) else "word"
 
 
 def words(text: str) -> list[Word]:

@@ -36,7 +36,10 @@ def _rows(start: int) -> tuple[list[dict], list[dict], list[dict]]:
             "owner_id": f"u{number % (SESSIONS // 100)}",
             "status": "active" if number % 10 < 7 else "done",
             "rank": number,
-            "tags": [f"g{number % (SESSIONS // 200)}", *(["wide"] if number % 60 == 0 else [])],
+            "tags": [
+                f"g{number % (SESSIONS // 200)}",
+                *(["wide"] if number % (SESSIONS // 333) == 0 else []),
+            ],
         }
         sessions.append({"session_id": session_id, "updated_at": FIRST + timedelta(seconds=number)})
         for key, value in encode_metadata(metadata, MetadataLimits()).items():
@@ -73,11 +76,11 @@ async def _analyze(database: Database, engine: Any, tables: Iterable[Table]) -> 
 SELECTIVE: list[tuple[dict[str, Any], int]] = [
     ({"owner_id": "u7"}, 100),
     ({"owner_id": {"$in": ["u7", "u8", "u9"]}}, 300),
-    ({"owner_id": {"$prefix": "u99"}}, scale(100, 1100)),
+    ({"owner_id": {"$prefix": scale("u99", "u999")}}, 100),
     ({"rank": {"$gte": 500, "$lt": 700}}, 200),
     ({"rank": {"$gt": SESSIONS - 200}}, 199),
     ({"tags": {"$contains": "g7"}}, 200),
-    ({"tags": {"$contains": "wide"}}, SESSIONS // 60 + 1),
+    ({"tags": {"$contains": "wide"}}, 334),
     ({"$session_id": "s000007"}, 1),
     ({"$session_id": {"$in": ["s000007", "s000008"]}}, 2),
     ({"$session_id": {"$prefix": "s0001"}}, 100),

@@ -143,6 +143,7 @@ async def test_an_item_has_no_id_until_it_is_in_the_history(runs, server) -> Non
 
 @pytest.mark.scaled
 @pytest.mark.logic
+@pytest.mark.parametrize("server", [{"max_streams_per_scope": 100}], indirect=True)
 @pytest.mark.thorough
 async def test_pages_whose_connections_are_dropped_show_the_whole(runs, server) -> None:
     @function_tool
