@@ -673,6 +673,16 @@ def was_cancelled(result: RunResultStreaming) -> bool:
     return result._cancel_mode != "none"
 
 
+def cancel_once(result: RunResultStreaming) -> None:
+    """Ends a streamed run at once, unless it was cancelled so before.
+
+    A second cancellation would reach the closing of the connection that the first one has broken
+    off. On SQLite, that never ends then, and neither does the event loop.
+    """
+    if result._cancel_mode != "immediate":
+        result.cancel()
+
+
 def check_runner_options(options: dict[str, Any]) -> None:
     """Raises what the runner raises for its arguments `hooks` and `run_config`."""
     validate_run_hooks(options.get("hooks"))

@@ -741,6 +741,21 @@ async def test_a_stream_that_is_left_can_be_resumed(runs, shop) -> None:
     assert shop.calls.count("look c1") == 1
 
 
+async def test_a_cancelled_stream_can_be_left_at_any_time(shared_database, shop) -> None:
+    runs = SessionRuns(SessionCatalog(shared_database.engine(), create_tables=True))
+    others = asyncio.all_tasks()
+    for turns in range(12):  # of the event loop
+        async with runs.stream(f"chat-{turns}", shop.agent("Hello"), "Hi") as run:
+            async for _ in run.stream_events():
+                run.result.cancel()
+                break
+            for _ in range(turns):
+                await asyncio.sleep(0)
+    # Not even a connection is still being closed.
+    left = asyncio.all_tasks() - others
+    await asyncio.wait_for(asyncio.gather(*left), timeout=20)
+
+
 @pytest.mark.logic
 async def test_a_stream_that_waits_and_one_that_fails(runs, shop) -> None:
     async with runs.stream("chat", shop.agent(["pay c1"]), "Hi") as run:

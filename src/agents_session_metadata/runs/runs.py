@@ -16,6 +16,7 @@ from agents.memory import Session
 from sqlalchemy import Connection
 from typing_extensions import Unpack
 
+from agents_session_metadata._sdk import cancel_once
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import (
     RunInterruptedError,
@@ -750,7 +751,7 @@ class StreamedRun:
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self.result is not None and self._work is not None and not self._work.has_ended:
-            self.result.cancel()
+            cancel_once(self.result)
         try:
             await self._end()
         except Exception:

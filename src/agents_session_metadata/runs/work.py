@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from agents_session_metadata._sdk import (
     agent_named,
+    cancel_once,
     context_of,
     failure_of,
     run_config_of,
@@ -216,7 +217,7 @@ class Work:
         async with self._arguments() as (agent, given, options):
             result = Runner.run_streamed(agent, given, **options)
             self._began.set_result(result)
-            await self._until_end(result.run_loop_task, result.cancel)
+            await self._until_end(result.run_loop_task, lambda: cancel_once(result))
         problem = failure_of(result)
         if problem is not None:
             raise problem
