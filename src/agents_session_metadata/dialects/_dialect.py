@@ -18,7 +18,6 @@ from sqlalchemy import (
     func,
     inspect,
     literal_column,
-    null,
     text,
     true,
 )
@@ -198,8 +197,12 @@ class Dialect:
         return column
 
     def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Returns a column of the SDK's tables as an expression that no index serves."""
-        return func.nullif(time, null(), type_=time.type)
+        """Returns a column of the SDK's tables so that its `stored_time` is sorted by no index."""
+        return time
+
+    def found_first(self, found: Statement) -> FromClause | None:
+        """Returns rows that are all found before they are sorted; None if planners do so anyway."""
+        return None
 
     def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
         """Converts a `moment` to a limit on stored times that contains all moments within it.

@@ -204,9 +204,6 @@ class MySQL(Dialect):
         own = statement.where(rows.c.session_id == session_id)
         return own.with_hint(rows, "IGNORE INDEX (PRIMARY)")
 
-    def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
-        return time  # Its `stored_time` is such an expression.
-
     def insert_missing(self, table: Table) -> Any:
         # IGNORE would also hide other errors, and a driver logs a warning for each row. The table
         # is not named: drivers that combine rows leave each % of its name doubled.

@@ -14,6 +14,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    FromClause,
     LargeBinary,
     MetaData,
     String,
@@ -40,6 +41,7 @@ from ._dialect import (
     Existing,
     Statement,
     lists_of,
+    literal_number,
     names_of,
     qualified_text,
 )
@@ -159,6 +161,12 @@ class PostgreSQL(Dialect):
 
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         return column if native else column.collate("C")
+
+    def found_first(self, found: Statement) -> FromClause:
+        # For the first page, the planner would read all sessions in order, and compare each with
+        # all that match: it expects to find enough of them at once, for a part of that cost.
+        rows: FromClause = found.offset(literal_number(0)).subquery("found")
+        return rows
 
     def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
         # The end of summer time repeats an hour.

@@ -21,6 +21,7 @@ from sqlalchemy import (
     cast,
     func,
     literal_column,
+    null,
     select,
     type_coerce,
     update,
@@ -173,6 +174,9 @@ class SQLite(Dialect):
         starts = accumulate(map(len, parts), initial=1)
         spans = [(start, len(part)) for start, part in zip(starts, parts)]  # noqa: B905  # and end
         return {name: json.dumps(spans), f"{name}_data": b"".join(parts)}
+
+    def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
+        return func.nullif(time, null(), type_=time.type)
 
     def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
         # Stored times have a fraction or none.

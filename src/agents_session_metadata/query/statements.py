@@ -56,12 +56,16 @@ NAME = "c"
 
 @dataclass(frozen=True)
 class Source:
-    """The rows to read, one per session. If `selective`, few sessions are expected to match."""
+    """The rows to read, one per session. If `selective`, few sessions are expected to match.
+
+    `sessions` is what has the times of the sessions.
+    """
 
     rows: FromClause
     session_id: Id
     conditions: tuple[Truth, ...]
     selective: bool
+    sessions: FromClause
 
     def select(self, *columns: Any) -> Statement:
         return select(*columns).select_from(self.rows).where(*self.conditions)
@@ -101,7 +105,7 @@ class Builder:
 
     def find(self) -> Statement:
         source = self.source(sessions=True)
-        own_id, (_, order) = self._context.sorted_id(source.session_id), self._time("updated_at")
+        own_id, (_, order) = self._context.sorted_id(source.session_id), self._time(source)
         return source.select(source.session_id).order_by(order.desc(), own_id.desc())
 
     def count(self) -> Statement:
@@ -123,9 +127,10 @@ class Builder:
         details: Details,
         few: bool = False,
     ) -> Statement:
-        source = self.source(sessions=True, walk=ordering.native and beyond, few=few)
-        columns = self._info_columns(source.session_id, details)
-        terms = list(self._by_columns(ordering, source.session_id))
+        walk, by_id = ordering.native and beyond, ordering.time is None
+        source = self.source(sessions=True, walk=walk, few=few, by_id=by_id)
+        columns = self._info_columns(source, details)
+        terms = list(self._by_columns(ordering, source))
         if ordering.key is not None:
             source, by_key = self._ordered_by_key(source, pieces, descending=ordering.descending)
             terms = [*by_key, *terms]
@@ -151,8 +156,8 @@ class Builder:
         return self._with_metadata(newest, (), details, beside=beside)
 
     def _newest_of(self, source: Source, details: Details) -> Statement:
-        columns = self._info_columns(source.session_id, details)
-        updated, order = self._time("updated_at")
+        columns = self._info_columns(source, details)
+        updated, order = self._time(source)
         rank = func.rank().over(order_by=order.desc()).label("rank")
         ranked = source.select(*columns, updated.label("position"), rank).subquery("ranked")
         return (
@@ -175,7 +180,7 @@ class Builder:
         source = self.source(sessions=True)
         values = self._tables.metadata.alias("of_each")
         whole_rest = self._dialect.whole(values.c.search_rest).label("search_rest")
-        updated, order = self._time("updated_at")
+        updated, order = self._time(source)
         ranked = (
             select(
                 source.session_id.label("session_id"),
@@ -254,8 +259,9 @@ class Builder:
                 .group_by(*grouped)
             )
 
-    def _info_columns(self, session_id: Any, details: Details) -> list[Any]:
-        sessions, messages, moment = self._sessions, self._tables.messages, self._dialect.moment
+    def _info_columns(self, source: Source, details: Details) -> list[Any]:
+        sessions, messages, moment = source.sessions, self._tables.messages, self._dialect.moment
+        session_id: Any = source.session_id
         columns = [
             session_id.label("session_id"),
             moment.of(sessions.c.created_at).label("created_at"),
@@ -325,25 +331,27 @@ class Builder:
     def _is_of_all(self) -> bool:
         return not any(self._condition.conjunction(NAME))
 
-    def _time(self, name: str) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    def _time(
+        self, source: Source, name: str = "updated_at"
+    ) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
         """Returns a time of the sessions, and the expression to sort by.
 
         An SQL index serves only pages of all sessions. To find the few that a condition matches, a
         planner could read all sessions in the order of the index.
         """
-        column = self._sessions.c[name]
+        column = source.sessions.c[name]
         if self._is_of_all:
             return self._dialect.stored_time.of(column), column
         time = self._dialect.stored_time.of(self._dialect.unindexed(column))
         return time, time
 
-    def _by_columns(self, ordering: Ordering, session_id: Id) -> Iterator[SortTerm]:
+    def _by_columns(self, ordering: Ordering, source: Source) -> Iterator[SortTerm]:
         by_key = ordering.key is not None
         if ordering.time is not None:
-            time, order = self._time(ordering.time)
+            time, order = self._time(source, ordering.time)
             after = bindparam("after_time", type_=self._dialect.stored_time)
             yield SortTerm("position", time, by_key or ordering.descending, after, [order])
-        own_id = self._context.sorted_id(session_id, native=ordering.native)
+        own_id = self._context.sorted_id(source.session_id, native=ordering.native)
         after_id = bindparam("after_id", type_=String)
         yield SortTerm("id", own_id, ordering.descending and not by_key, after_id, [own_id])
 
@@ -393,12 +401,14 @@ class Builder:
         walk: bool = False,
         default: FromClause | None = None,
         few: bool = False,
+        by_id: bool = False,
     ) -> Source:
         """Chooses the rows that drive, and turns every other condition into one on their ids.
 
         With `walk`, rows come in the order of their ids. `default` is read if no condition is worth
         driving. Without it, that is the sessions table. With `few`, nothing is read if there are
-        more rows to drive than the parameter of that name.
+        more rows to drive than the parameter of that name. Rows that are sorted `by_id` can come
+        from an index in that order.
         """
         parts = dict(self._condition.conjunction(NAME))
         sessions = sessions or any(part.uses_times for part in parts.values())
@@ -421,7 +431,16 @@ class Builder:
         if sessions and driver is not self._sessions:
             rows = self._joined(rows, self._sessions, session_id, selective=selective)
         truths.extend(part.truth(name, self._context, session_id) for name, part in parts.items())
-        return Source(rows, session_id, tuple(truths), selective=selective)
+        source = Source(
+            rows, session_id, tuple(truths), selective=selective, sessions=self._sessions
+        )
+        if not sessions or by_id or driver is self._sessions:
+            return source
+        times = (self._sessions.c.created_at, self._sessions.c.updated_at)
+        found = self._dialect.found_first(source.select(session_id, *times))
+        if found is None:
+            return source
+        return Source(found, found.c.session_id, (), selective=selective, sessions=found)
 
     def _counted(self, old: ColumnElement[int] | None = None) -> FromClause:
         """A row with `more`, which is NULL if there are at most `few` rows to drive, else `old`."""

@@ -39,7 +39,7 @@ from .conditions import IdIn
 from .details import Details
 from .logic import NO_DRIVER, Condition, Parameters, Truth, best_of
 from .ordering import Ordering
-from .statements import NAME, Builder, SortTerm, after_position, directed
+from .statements import NAME, Builder, SortTerm, Source, after_position, directed
 
 T = TypeVar("T")
 
@@ -187,12 +187,12 @@ class WalkBuilder(Builder):
         along = self._numbered if self._dialect.numbers_rows else self._limited
         walked = along(ordering, beyond).limit(literal_parameter("limit")).subquery("walked")
         session_id = walked.c.session_id
-        own_id = self._sessions.c.session_id
-        rows = walked.join(self._sessions, self._by_key(own_id, session_id, selective=True))
-        terms = list(self._by_columns(ordering, session_id))
-        columns = self._info_columns(session_id, details)
+        rows = self._joined(walked, self._sessions, session_id, selective=True)
+        source = Source(rows, session_id, (), selective=True, sessions=self._sessions)
+        terms = list(self._by_columns(ordering, source))
+        columns = self._info_columns(source, details)
         columns.extend(term.column.label(term.label) for term in terms[:-1])
-        page = select(*columns, walked.c.beyond).select_from(rows).order_by(*directed(terms))
+        page = source.select(*columns, walked.c.beyond).order_by(*directed(terms))
         return self._with_metadata(page, terms, details, native=ordering.native)
 
     def _limited(self, ordering: Ordering, beyond: bool) -> Statement:
