@@ -197,11 +197,11 @@ class Dialect:
         return column
 
     def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Returns a column of the SDK's tables so that its `stored_time` is sorted by no index."""
-        return time
+        """Returns a column of the SDK's tables so that no index is read in its order."""
+        return time  # MySQL's `stored_time` is an expression, and PostgreSQL finds the rows first.
 
     def found_first(self, found: Statement) -> FromClause | None:
-        """Returns rows that are all found before they are sorted; None if planners do so anyway."""
+        """Returns rows that are all found before they are sorted; None if the planner does so."""
         return None
 
     def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:

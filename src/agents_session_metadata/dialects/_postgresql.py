@@ -163,8 +163,8 @@ class PostgreSQL(Dialect):
         return column if native else column.collate("C")
 
     def found_first(self, found: Statement) -> FromClause:
-        # For the first page, the planner would read all sessions in order, and compare each with
-        # all that match: it expects to find enough of them at once, for a part of that cost.
+        # With a limit, the planner would read all sessions in order, and compare each with all that
+        # match: it expects to find enough of them early, for a part of that cost.
         rows: FromClause = found.offset(literal_number(0)).subquery("found")
         return rows
 
