@@ -104,7 +104,7 @@ class Builder:
         return self._condition.parameters(NAME, self._dialect)
 
     def find(self) -> Statement:
-        source = self.source(sessions=True)
+        source = self.source(sessions=True, by_time=True)
         own_id, (_, order) = self._context.sorted_id(source.session_id), self._time(source)
         return source.select(source.session_id).order_by(order.desc(), own_id.desc())
 
@@ -127,8 +127,8 @@ class Builder:
         details: Details,
         few: bool = False,
     ) -> Statement:
-        walk, by_id = ordering.native and beyond, ordering.time is None
-        source = self.source(sessions=True, walk=walk, few=few, by_id=by_id)
+        walk, by_time = ordering.native and beyond, ordering.time is not None
+        source = self.source(sessions=True, walk=walk, few=few, by_time=by_time)
         columns = self._info_columns(source, details)
         terms = list(self._by_columns(ordering, source))
         if ordering.key is not None:
@@ -401,14 +401,14 @@ class Builder:
         walk: bool = False,
         default: FromClause | None = None,
         few: bool = False,
-        by_id: bool = False,
+        by_time: bool = False,
     ) -> Source:
         """Chooses the rows that drive, and turns every other condition into one on their ids.
 
         With `walk`, rows come in the order of their ids. `default` is read if no condition is worth
         driving. Without it, that is the sessions table. With `few`, nothing is read if there are
-        more rows to drive than the parameter of that name. Rows that are sorted `by_id` can come
-        from an index in that order.
+        more rows to drive than the parameter of that name. `by_time` is for rows that are sorted
+        by a time of the sessions, so that they must be read first.
         """
         parts = dict(self._condition.conjunction(NAME))
         sessions = sessions or any(part.uses_times for part in parts.values())
@@ -434,7 +434,7 @@ class Builder:
         source = Source(
             rows, session_id, tuple(truths), selective=selective, sessions=self._sessions
         )
-        if not sessions or by_id or driver is self._sessions:
+        if not by_time or driver is self._sessions:
             return source
         times = (self._sessions.c.created_at, self._sessions.c.updated_at)
         found = self._dialect.found_first(source.select(session_id, *times))
