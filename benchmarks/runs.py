@@ -14,12 +14,7 @@ import time
 from typing import Any
 
 from agents import Agent, Runner, function_tool, set_tracing_disabled
-from agents.testing import (
-    ScriptedModel,
-    UnexpectedModelCall,
-    assistant_message,
-    function_call,
-)
+from agents.testing import ScriptedModel, UnexpectedModelCall, assistant_message, function_call
 from sqlalchemy import func, select
 
 from agents_session_metadata import SessionCatalog, SessionRuns

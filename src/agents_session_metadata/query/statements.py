@@ -104,7 +104,7 @@ class Builder:
         return self._condition.parameters(NAME, self._dialect)
 
     def find(self) -> Statement:
-        source = self.source(sessions=True, by_time=True)
+        source = self._to_sort(self.source(sessions=True))
         own_id, (_, order) = self._context.sorted_id(source.session_id), self._time(source)
         return source.select(source.session_id).order_by(order.desc(), own_id.desc())
 
@@ -127,8 +127,9 @@ class Builder:
         details: Details,
         few: bool = False,
     ) -> Statement:
-        walk, by_time = ordering.native and beyond, ordering.time is not None
-        source = self.source(sessions=True, walk=walk, few=few, by_time=by_time)
+        source = self.source(sessions=True, walk=ordering.native and beyond, few=few)
+        if ordering.time is not None:
+            source = self._to_sort(source)
         columns = self._info_columns(source, details)
         terms = list(self._by_columns(ordering, source))
         if ordering.key is not None:
@@ -401,14 +402,12 @@ class Builder:
         walk: bool = False,
         default: FromClause | None = None,
         few: bool = False,
-        by_time: bool = False,
     ) -> Source:
         """Chooses the rows that drive, and turns every other condition into one on their ids.
 
         With `walk`, rows come in the order of their ids. `default` is read if no condition is worth
         driving. Without it, that is the sessions table. With `few`, nothing is read if there are
-        more rows to drive than the parameter of that name. `by_time` is for rows that are sorted
-        by a time of the sessions, so that they must be read first.
+        more rows to drive than the parameter of that name.
         """
         parts = dict(self._condition.conjunction(NAME))
         sessions = sessions or any(part.uses_times for part in parts.values())
@@ -431,16 +430,17 @@ class Builder:
         if sessions and driver is not self._sessions:
             rows = self._joined(rows, self._sessions, session_id, selective=selective)
         truths.extend(part.truth(name, self._context, session_id) for name, part in parts.items())
-        source = Source(
-            rows, session_id, tuple(truths), selective=selective, sessions=self._sessions
-        )
-        if not by_time or driver is self._sessions:
+        return Source(rows, session_id, tuple(truths), selective=selective, sessions=self._sessions)
+
+    def _to_sort(self, source: Source) -> Source:
+        """Returns the rows of a condition as they are to be sorted by a time of the sessions."""
+        if source.session_id is self._sessions.c.session_id:
             return source
         times = (self._sessions.c.created_at, self._sessions.c.updated_at)
-        found = self._dialect.found_first(source.select(session_id, *times))
+        found = self._dialect.found_first(source.select(source.session_id, *times))
         if found is None:
             return source
-        return Source(found, found.c.session_id, (), selective=selective, sessions=found)
+        return Source(found, found.c.session_id, (), selective=source.selective, sessions=found)
 
     def _counted(self, old: ColumnElement[int] | None = None) -> FromClause:
         """A row with `more`, which is NULL if there are at most `few` rows to drive, else `old`."""
